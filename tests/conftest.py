@@ -24,6 +24,7 @@ from lockstep.cli.shared.folders import STATE
 from lockstep.devcluster.host.layout import NUMBER
 from support.checkout import ROOT
 from support.clusters.own_cluster import GIVEN, NOBODYS
+from unit.virtual_time import VirtualClock
 
 pytest_plugins = ["support.corpus_score"]
 # An example's time says how busy the machine is; the same examples each time, so that a failure is of the change that it is seen with.
@@ -41,10 +42,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a test that is a coroutine in an event loop of its own, which goes by the virtual clock if it asks for one."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    clock = next((value for value in arguments.values() if isinstance(value, VirtualClock)), None)
+    (asyncio.run if clock is None else clock.run)(pyfuncitem.obj(**arguments))
     return True
 
 

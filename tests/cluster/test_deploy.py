@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import shlex
 import subprocess
@@ -16,13 +14,13 @@ import yaml
 from kubernetes import config, dynamic
 
 from lockstep.cli.clusters.deploymentplan import Mode, definition_commands, planned
-from lockstep.cli.main import main
 from lockstep.cli.shared.places import Verb
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.python_volume import publish_code
 from lockstep.kube.cluster import Cluster
 from lockstep.platforms.clusters import install, waits
+from support import in_process
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
 
@@ -30,18 +28,12 @@ Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command line, in this process."""
-    out, errors = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        patch.setattr("sys.argv", ["lockstep", *arguments])
-        patch.setattr("sys.stdin", io.StringIO())
+    """Exit code, output and errors of the command line, as somebody with this kubeconfig."""
+    with pytest.MonkeyPatch.context() as patch:
         if kubeconfig is not None:
             patch.setenv("KUBECONFIG", str(kubeconfig))
-        try:
-            code: object = main()
-        except SystemExit as ended:
-            code = ended.code
-    return code if isinstance(code, int) else 0, out.getvalue(), errors.getvalue()
+        done = in_process.lockstep(*arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 def printed(text: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ import lockstep_spec
 BUILD = "BUILD"
 """File with the build in the agent's own file, which has the sources no more where only compiled code is read."""
 SHARED = {
-    lockstep_machine: ("__init__", "gpus", "limits", "processes", "rdma", "readings"),
+    lockstep_machine: ("__init__", "gpus", "limits", "network", "processes", "rdma", "readings"),
     lockstep_spec: ("__init__", "choices", "codec", "cuda", "exits", "files", "handshake", "senders", "words"),
 }
 """Modules of other packages that the gang imports; the others are facts that it doesn't need, and arithmetic of the trainer's runs."""

@@ -20,7 +20,6 @@ import pytest
 
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import Outbox, bounded, json_bytes
-from lockstep_gang.contract.channel import connect
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -45,12 +44,12 @@ from lockstep_gang.coordinator import reports as reports_module
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.log_lines import log_lines
 from lockstep_gang.coordinator.reports import report_change
-from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Node, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
 from lockstep_gang.lifecycle.observe import connection_closed, ended_as_ordered, observe
-from unit.gang.cases import KEY, free_port, make_run
+from unit.gang.cases import KEY, make_run
+from unit.gang.served import listening
 from unit.gang.test_simulation import Day
 
 MESSAGE_BYTES = 256 * 1024
@@ -333,41 +332,18 @@ async def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobod
     assert any("did not run for" in line for line in lines)
 
 
-def with_server(folder: Path, test: Callable[[Coordinator, Run, tuple[str, int]], Any], **changes: Any) -> list[str]:
-    lines: list[str] = []
-    run = make_run(run_dir=str(folder), coordinator_port=free_port(), **changes)
-
-    async def play() -> None:
-        output = Output(lines.append, tuple, lines.append)
-        made = Coordinator(run, KEY, output)
-        serving = Server(run, KEY, made, output)
-        address = await serving.start()
-        try:
-            await asyncio.wait_for(test(made, run, address), 60)
-        finally:
-            await serving.stop()
-
-    asyncio.run(play())
-    return lines
-
-
-def test_any_byte_is_a_sign_of_life_and_silence_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_byte_is_a_sign_of_life_and_silence_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
-
-    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
-        channels = [await connect(address, KEY, run.job.uid, node) for node in (0, 1)]
+    async with listening(tmp_path) as scene:
+        channels = [await scene.connect(node) for node in (0, 1)]
         for node, channel in enumerate(channels):
             channel.send(message_to_json(Hello(node, f"agent-{node}", 0, 0)))
-        await until(lambda: made.gang.nodes.counts.here == 2)
-        while made.gang.nodes[1].connected:
+        await until(lambda: scene.coordinator.gang.nodes.counts.here == 2)
+        while scene.coordinator.gang.nodes[1].connected:
             channels[0]._writer.write(b" ")  # a message that isn't whole for long
             await asyncio.sleep(0.02)
-        assert made.gang.nodes[0].connected
-        for channel in channels:
-            channel.close()
-
-    with_server(tmp_path, test)
+        assert scene.coordinator.gang.nodes[0].connected
 
 
 def endings(ranks: int, character: str) -> tuple[RankState, ...]:
@@ -377,20 +353,15 @@ def endings(ranks: int, character: str) -> tuple[RankState, ...]:
 
 
 @pytest.mark.parametrize("character", ["ä", "😀", '"', "x"])
-def test_a_hello_is_never_longer_than_a_message_may_be(character: str, tmp_path: Path) -> None:
+async def test_a_hello_is_never_longer_than_a_message_may_be(character: str, tmp_path: Path) -> None:
     states = bounded(endings(64, character))
     hello = message_to_json(Hello(0, "agent-0", 1, 0, states))
     assert json_bytes(hello) < LINE_BYTES_MAX * 3 // 4
     assert [state.exit.exit_code for state in states if state.exit is not None] == [1] * 64
     assert all(state.exit is not None and state.exit.last_lines[-1].startswith("19 ") for state in states)
-
-    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
-        channel = await connect(address, KEY, run.job.uid, 0)
-        channel.send(hello)
-        await until(lambda: made.gang.nodes[0].connected)
-        channel.close()
-
-    with_server(tmp_path, test, ranks_per_node=64)
+    async with listening(tmp_path, ranks_per_node=64) as scene:
+        (await scene.connect(0)).send(hello)
+        await until(lambda: scene.coordinator.gang.nodes[0].connected)
 
 
 def test_a_hello_that_fits_says_everything() -> None:
@@ -432,7 +403,7 @@ def test_a_gang_of_512_ranks_starts_fails_and_starts_again_over_real_connections
     assert (figures["ranks"], figures["attempts"], figures["failures"]) == (512, 2, 1)
 
 
-def test_pings_come_in_time_though_every_turn_of_the_loop_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pings_come_in_time_though_every_turn_of_the_loop_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "PING_SECONDS", 0.2)
     pinged: list[int] = []
 
@@ -443,15 +414,12 @@ def test_pings_come_in_time_though_every_turn_of_the_loop_takes_long(monkeypatch
         def send(self, message: dict[str, Any]) -> None:
             pinged.append(self.node)
 
-    async def play() -> None:
-        made = channels.Channels(make_run(nodes=40), lambda _: None)
-        for node in range(40):
-            made.take(node, Wire(node), "agent")  # type: ignore[arg-type]
-        pinging = asyncio.ensure_future(made.ping())
-        for _ in range(20):
-            time.sleep(0.05)  # noqa: ASYNC251 (the loop has much to do)
-            await asyncio.sleep(0)
-        pinging.cancel()
-
-    asyncio.run(play())
+    made = channels.Channels(make_run(nodes=40), lambda _: None)
+    for node in range(40):
+        made.take(node, Wire(node), "agent")  # type: ignore[arg-type]
+    pinging = asyncio.ensure_future(made.ping())
+    for _ in range(20):
+        time.sleep(0.05)  # noqa: ASYNC251 (the loop has much to do)
+        await asyncio.sleep(0)
+    pinging.cancel()
     assert min(pinged.count(node) for node in range(40)) >= 3  # of 5 in this second

@@ -170,12 +170,6 @@ async def missing_said(told: Callable[[], None]) -> None:
     await made._say_what_is_missing()
 
 
-async def pinged(told: Callable[[], None]) -> None:
-    made = channels.Channels(RUN, lambda text: None)
-    made.of_node = {0: cast(Any, SimpleNamespace(send=lambda message: told()))}
-    await made.ping()
-
-
 async def watched_for_use(told: Callable[[], None]) -> None:
     made = interactive.DevNode.__new__(interactive.DevNode)
     made._node = cast(Any, SimpleNamespace(run=SimpleNamespace(interactive=SimpleNamespace(idle_seconds=None))))
@@ -194,7 +188,7 @@ async def outboxed(told: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("work", "often"),
-    [(fabric_watched, (19, 21)), (missing_said, (1, 2)), (pinged, (3, 5)), (watched_for_use, (1, 1)), (outboxed, (35, 41))],
+    [(fabric_watched, (19, 21)), (missing_said, (1, 2)), (watched_for_use, (1, 1)), (outboxed, (35, 41))],
 )  # fmt: skip
 def test_so_often_is_it_done_within_twenty_seconds(
     clock: VirtualClock,
@@ -215,31 +209,24 @@ def test_so_often_is_it_done_within_twenty_seconds(
     assert often[0] <= len(told) <= often[1]
 
 
-def test_what_a_rank_is_at_is_sent_within_a_fifth_of_a_second(clock: VirtualClock) -> None:
+async def test_what_a_rank_is_at_is_sent_within_a_fifth_of_a_second(clock: VirtualClock) -> None:
     sent: list[float] = []
-
-    async def story() -> None:
-        Outbox(1, 2, lambda message: sent.append(clock.now - 1000.0)).put(Activity(1, "load"))
-        await asyncio.sleep(1)
-
-    clock.run(story())
+    Outbox(1, 2, lambda message: sent.append(clock.now - 1000.0)).put(Activity(1, "load"))
+    await asyncio.sleep(1)
     assert sent == pytest.approx([0.2], abs=0.01)
 
 
 @pytest.mark.parametrize(("offer", "seconds"), [("", 15.0), ("ask", 5.0), ("news", 1.0)])
-def test_the_next_report_is_due_after_so_long(clock: VirtualClock, offer: str, seconds: float) -> None:
-    async def story() -> float:
-        made = Reporter(cast(Any, SimpleNamespace(url="https://x")), KEY, lambda reply: None, lambda line: None)
-        made._told_at = clock.now
-        if offer:
-            {"ask": partial(made.ask, True), "news": partial(made.news, lambda: cast(Any, None))}[offer]()
-        return made._due() - clock.now
-
-    assert clock.run(story()) == seconds
+async def test_the_next_report_is_due_after_so_long(clock: VirtualClock, offer: str, seconds: float) -> None:
+    made = Reporter(cast(Any, SimpleNamespace(url="https://x")), KEY, lambda reply: None, lambda line: None)
+    made._told_at = clock.now
+    if offer:
+        {"ask": partial(made.ask, True), "news": partial(made.news, lambda: cast(Any, None))}[offer]()
+    assert made._due() - clock.now == seconds
 
 
 @pytest.mark.parametrize(("is_news", "seconds"), [(True, 1.0), (False, 5.0)])
-def test_the_file_of_a_report_is_written_again_after_so_long(
+async def test_the_file_of_a_report_is_written_again_after_so_long(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, is_news: bool, seconds: float
 ) -> None:
     written: list[float] = []
@@ -247,19 +234,16 @@ def test_the_file_of_a_report_is_written_again_after_so_long(
     async def in_thread(*_: object) -> None:
         written.append(clock.now)
 
-    async def story() -> None:
-        made = reports.ReportFile(cast(Any, SimpleNamespace(write_report=lambda text: None)), lambda line: None)
-        running = asyncio.ensure_future(made.run())
-        made.transition(cast(Any, None))
-        await asyncio.sleep(0.01)
-        (made.news if is_news else made.refresh)(lambda: cast(Any, None))
-        await asyncio.sleep(8)
-        running.cancel()
-
     monkeypatch.setattr(reports, "in_thread", in_thread)
     monkeypatch.setattr(reports, "report_file_text", lambda *_: "")
     monkeypatch.setattr(reports, "replace", lambda report, **_: report)
-    clock.run(story())
+    made = reports.ReportFile(cast(Any, SimpleNamespace(write_report=lambda text: None)), lambda line: None)
+    running = asyncio.ensure_future(made.run())
+    made.transition(cast(Any, None))
+    await asyncio.sleep(0.01)
+    (made.news if is_news else made.refresh)(lambda: cast(Any, None))
+    await asyncio.sleep(8)
+    running.cancel()
     assert written[1] - written[0] == pytest.approx(seconds, abs=0.1)
 
 
@@ -336,19 +320,15 @@ def agent_of(ranks: object) -> Agent:
     return made
 
 
-def test_ranks_have_three_seconds_for_their_stacks_and_what_is_left_of_them_is_looked_for_every_second(clock: VirtualClock) -> None:
+async def test_ranks_have_three_seconds_for_their_stacks_and_what_is_left_of_them_is_looked_for_every_second(clock: VirtualClock) -> None:
     killed, looks = list[float](), list[float]()
     asked = SimpleNamespace(ask_for_stacks=lambda: None, dumps=list, kill=lambda: killed.append(clock.now - 1000.0))
     ended = SimpleNamespace(
         leaders={}, look_for_children=lambda: None, finish=lambda: None, left=lambda: not looks.append(clock.now - 1000.0)
     )
-
-    async def story() -> None:
-        agent_of(asked)._dump()
-        agent_of(ended)._finish_attempt()
-        await asyncio.sleep(3.5)
-
-    clock.run(story())
+    agent_of(asked)._dump()
+    agent_of(ended)._finish_attempt()
+    await asyncio.sleep(3.5)
     assert killed == pytest.approx([3]) and looks == pytest.approx([0, 1, 2, 3])
 
 

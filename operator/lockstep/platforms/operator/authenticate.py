@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +20,6 @@ from lockstep_gang.contract.run import JobIdentity
 POD_NAME_CLAIM = "authentication.kubernetes.io/pod-name"
 POD_UID_CLAIM = "authentication.kubernetes.io/pod-uid"
 UNAUTHENTICATED, FORBIDDEN = 401, 403
-REVIEWED_SECONDS = 60.0
-REVIEWED_MAX = 4096
 
 
 class Refusal(Exception):
@@ -62,28 +58,6 @@ def token_reviewer(cluster: Cluster, *audiences: str) -> ReviewToken:
         return status
 
     return review
-
-
-class Reviewed:
-    """Remembers for a while what a review said of tokens that are good. Keyed by a hash, so that no token is kept."""
-
-    def __init__(self, review: ReviewToken, clock: Callable[[], float] = time.monotonic) -> None:
-        self._review = review
-        self._clock = clock
-        self._known: dict[bytes, tuple[Object, float]] = {}
-
-    async def __call__(self, token: str) -> Object:
-        digest, now = hashlib.sha256(token.encode()).digest(), self._clock()
-        status, until = self._known.get(digest, ({}, 0.0))
-        if now < until:
-            return status
-        status = await self._review(token)
-        self._known.pop(digest, None)
-        if status.get("authenticated"):
-            self._known[digest] = (status, now + REVIEWED_SECONDS)
-            if len(self._known) > REVIEWED_MAX:
-                del self._known[next(iter(self._known))]  # the oldest
-        return status
 
 
 def check_signature(master: bytes, job: JobIdentity, body: bytes, signature: str) -> None:

@@ -44,7 +44,7 @@ from lockstep.plan.reconcile.measures import (
     profile_of,
     state,
 )
-from lockstep.platforms.operator.authenticate import FORBIDDEN, UNAUTHENTICATED, Refusal, Reviewed, bearer_token, token_reviewer
+from lockstep.platforms.operator.authenticate import FORBIDDEN, UNAUTHENTICATED, Refusal, bearer_token, token_reviewer
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
@@ -252,7 +252,6 @@ class MetricsServer:
     def __init__(self, cluster: Cluster, metrics: Metrics) -> None:
         self._cluster = cluster
         self._metrics = metrics
-        self._may_scrape = Reviewed(self._ask)
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -261,7 +260,7 @@ class MetricsServer:
 
     async def show(self, request: web.Request) -> web.Response:
         try:
-            await self._may_scrape(bearer_token(request.headers.get("Authorization", "")))
+            await self._ask(bearer_token(request.headers.get("Authorization", "")))
         except Refusal as refusal:
             return web.Response(text=f"{refusal}\n", status=refusal.status)
         except (ApiError, OSError) as error:
@@ -271,7 +270,7 @@ class MetricsServer:
         self._metrics.scraped()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _ask(self, token: str) -> Object:
+    async def _ask(self, token: str) -> None:
         """Ask the API server whose token it is, and whether that account may scrape. Raises Refusal."""
         status = await token_reviewer(self._cluster)(token)
         if not status.get("authenticated"):
@@ -282,4 +281,3 @@ class MetricsServer:
         access = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         if not (await self._cluster.request("POST", path_of("SubjectAccessReview"), access))["status"].get("allowed"):
             raise Refusal(FORBIDDEN, f"{user['username']} may not get {PATH}: bind it to ClusterRole lockstep-metrics-reader")
-        return status

@@ -16,7 +16,6 @@ import yaml
 
 from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.clusters.devcluster import bring_up
-from lockstep.cli.main import main
 from lockstep.devcluster import binary, server
 from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.provisioner import administrator
@@ -24,6 +23,7 @@ from lockstep.devcluster.rails import attachment, network_name, resource, resour
 from lockstep.environments import cache_root
 from support.checkout import ROOT
 from support.clusters.cluster_jobs import API, Jobs, until
+from support.in_process import lockstep
 
 RAILS = 4
 PROFILE = "rails-of-a-test"
@@ -118,9 +118,7 @@ def test_pods_get_every_rail_and_gloos_bytes_take_the_first(rails: Jobs) -> None
     rails.end("traffic")
 
 
-def test_the_rates_between_pods_name_the_rail_that_is_slow(
-    rails: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rates_between_pods_name_the_rail_that_is_slow(rails: Jobs, tmp_path: Path) -> None:
     """All cables are limited to far less than this machine carries, so that its load changes no measurement."""
     path = tmp_path / "pairs.yaml"
     path.write_text(described(name="pairs", namespace=rails.namespace))
@@ -129,12 +127,12 @@ def test_the_rates_between_pods_name_the_rail_that_is_slow(
     try:
         for namespace, cable in cables:
             limit(namespace, cable, 40 if cable == "cable2" else 400)
-        assert lockstep(monkeypatch, *measured, "--fail-below", "0.7") == 1
-        out, err = capsys.readouterr()
-        rows = re.findall(r"^(?:warning|failed) +net\d.*", out, re.MULTILINE)  # (eth0, the pod network, is as fast as this machine)
+        done = lockstep(*measured, "--fail-below", "0.7")
+        assert done.returncode == 1
+        rows = re.findall(r"^(?:warning|failed) +net\d.*", done.stdout, re.MULTILINE)  # (eth0, the pod network, is as fast as this machine)
         assert len(rows) == 1 and rows[0].startswith("warning  net2: the rail is slow everywhere: ")
-        assert f"2 of {2 * (RAILS + 1)} measurements are below 70% of the line rate" in out
-        assert "measures by sockets, not by RDMA: " in err
+        assert f"2 of {2 * (RAILS + 1)} measurements are below 70% of the line rate" in done.stdout
+        assert "measures by sockets, not by RDMA: " in done.stderr
     finally:
         for namespace, cable in cables:
             subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", cable, "root"], capture_output=True, check=False)
@@ -165,43 +163,34 @@ def test_a_pod_lands_where_the_devices_are_and_the_agent_says_what_it_lacks(rail
     rails.end("placed")
 
 
-def test_the_rails_are_discovered_and_lint_finds_them_isolated_as_they_are(
-    rails: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rails_are_discovered_and_lint_finds_them_isolated_as_they_are(rails: Jobs, tmp_path: Path) -> None:
     path = tmp_path / "rails.yaml"
-    assert lockstep(monkeypatch, "cluster", "discover", "rails", "-o", str(path), "-n", rails.namespace) == 0
+    assert lockstep("cluster", "discover", "rails", "-o", str(path), "-n", rails.namespace).returncode == 0
     rdma = parse_cluster_file(path.read_text(), str(path)).profile.spec.network.rdma
     assert [(rail.network, rail.resource) for rail in rdma.rails] == [(network_name(n), resource(n)) for n in range(1, RAILS + 1)]
     assert (rdma.enabled, rdma.interfaces, rdma.cross_nic) == (True, INTERFACES, 0)
     path.write_text(path.read_text().replace("cross_nic: 0", "cross_nic: 2"))
-    assert lockstep(monkeypatch, "cluster", "lint", str(path)) == 0
-    assert "the rails are isolated" in capsys.readouterr().out
+    linted = lockstep("cluster", "lint", str(path))
+    assert linted.returncode == 0 and "the rails are isolated" in linted.stdout
 
 
 def test_a_deployment_over_rdma_names_the_networks_that_are_missing_and_the_commands_that_bring_them(
-    rails: Jobs, other: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rails: Jobs, other: Jobs, tmp_path: Path
 ) -> None:
     (tmp_path / "kubectl").write_text(f'#!/bin/sh\nexec {binary.folder(cache_root()) / binary.MULTI_CALL} kubectl "$@"\n')
     (tmp_path / "kubectl").chmod(0o755)
     (tmp_path / "mine.yaml").write_text(described(name="mine", namespace=other.namespace))
     deploy = ("deploy", str(tmp_path / "mine.yaml"), "--mode", "rdma", "--no-dev")
     try:
-        assert lockstep(monkeypatch, *deploy) == 1
-        commands = [line.partition("→ ")[2] for line in capsys.readouterr().out.splitlines() if "→ kubectl get net-attach-def" in line]
+        refused = lockstep(*deploy)
+        assert refused.returncode == 1
+        commands = [line.partition("→ ")[2] for line in refused.stdout.splitlines() if "→ kubectl get net-attach-def" in line]
         assert len(commands) == RAILS
         for command in commands:
             done = subprocess.run(["bash", "-c", f"PATH={tmp_path}:$PATH; {command}"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-        assert lockstep(monkeypatch, *deploy) == 0, capsys.readouterr()
-        assert "namespace " + other.namespace + ", --mode rdma" in capsys.readouterr().out
+        deployed = lockstep(*deploy)
+        assert deployed.returncode == 0 and f"namespace {other.namespace}, --mode rdma" in deployed.stdout, deployed
     finally:
         rails.kind("TrainingCluster", API).delete(name="mine")
-        assert lockstep(monkeypatch, "deploy", "local", "--no-dev") == 0
-
-
-def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
-    try:
-        return main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
+        assert lockstep("deploy", "local", "--no-dev").returncode == 0

@@ -8,54 +8,35 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.cli.main import main
+from support.in_process import lockstep
 
 API_DOWN = "https://127.0.0.1:1"
 
 
-def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    return lockstep(monkeypatch, "doctor", *arguments)
-
-
-def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
-    try:
-        return main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-
-
-def test_a_deployed_cluster_is_found_well(
-    operator: None, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert doctor(monkeypatch, "local", "-o", "json") == 0
-    findings = {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
-    assert {
-        name: findings[name]["verdict"] for name in ("API server", "rights", "CRDs", "service account", "nodes", "storage", "fabric")
-    } == dict.fromkeys(("API server", "rights", "CRDs", "service account", "nodes", "storage", "fabric"), "ok")
+def test_a_deployed_cluster_is_found_well(operator: None, cluster: Path) -> None:
+    done = lockstep("doctor", "local", "-o", "json")
+    findings = {found["subject"]: found for found in json.loads(done.stdout)}
+    well = ("API server", "rights", "CRDs", "service account", "nodes", "storage", "fabric")
+    assert (done.returncode, {name: findings[name]["verdict"] for name in well}) == (0, dict.fromkeys(well, "ok"))
     assert "ready" in findings["operator"]["message"]
 
 
-def test_a_namespace_without_anything_is_told_what_it_lacks(
-    operator: None, namespace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert doctor(monkeypatch, "local", "-n", namespace) == 1
-    assert f"kubectl create serviceaccount ml-dev-sa -n {namespace}" in capsys.readouterr().out
+def test_a_namespace_without_anything_is_told_what_it_lacks(operator: None, namespace: str) -> None:
+    done = lockstep("doctor", "local", "-n", namespace)
+    assert done.returncode == 1 and f"kubectl create serviceaccount ml-dev-sa -n {namespace}" in done.stdout
 
 
-def test_a_server_that_does_not_answer_is_one_sentence(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_is_one_sentence(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kubeconfig = yaml.safe_load(cluster.read_text())
     kubeconfig["clusters"][0]["cluster"]["server"] = API_DOWN
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    assert doctor(monkeypatch, "local", "--context", kubeconfig["current-context"]) == 1
-    told = capsys.readouterr().out
-    assert f"failed   API server       {API_DOWN} doesn't answer as it should" in told and "Traceback" not in told
+    done = lockstep("doctor", "local", "--context", kubeconfig["current-context"])
+    assert done.returncode == 1
+    assert f"failed   API server       {API_DOWN} doesn't answer as it should" in done.stdout and "Traceback" not in done.stdout
 
 
-def test_the_versions_on_the_cluster_are_told(operator: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lockstep(monkeypatch, "version") == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert told["Kubernetes"].startswith("v1.") and told["operator"] == "localhost/lockstep/base:1"
+def test_the_versions_on_the_cluster_are_told(operator: None) -> None:
+    done = lockstep("version")
+    versions = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert done.returncode == 0 and versions["Kubernetes"].startswith("v1.") and versions["operator"] == "localhost/lockstep/base:1"

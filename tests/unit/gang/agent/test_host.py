@@ -53,31 +53,24 @@ def test_a_job_that_has_ended_leaves_neither_its_key_nor_a_unit_that_would_start
     assert agents.run_path.exists()
 
 
-def test_a_job_that_was_stopped_keeps_both_for_its_next_start(agents: Gang) -> None:
-    agents.write(FOREVER, nodes=1, host=HostPlace(UNIT))
+SAVES = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit({SAVED}))\n{FOREVER}"
+
+
+@pytest.mark.parametrize(("script", "code"), [(FOREVER, 1), (SAVES, SAVED)], ids=["saved nothing", "saved"])
+def test_a_job_that_was_stopped_keeps_both_for_its_next_start(agents: Gang, script: str, code: int) -> None:
+    agents.write(script, nodes=1, host=HostPlace(UNIT))
     agents.start(0)
     agents.until("] here")
     agents.signal(0, signal.SIGTERM)
-    assert agents.codes() == [1]  # (its rank was ended by SIGTERM, and saved nothing)
-    assert calls(agents) == []
-    assert (agents.folder / "key").exists()
-
-
-def test_a_job_that_saved_and_stopped_keeps_both_for_its_next_start(agents: Gang) -> None:
-    agents.write(
-        f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit({SAVED}))\n{FOREVER}", nodes=1, host=HostPlace(UNIT)
-    )
-    agents.start(0)
-    agents.until("] here")
-    agents.signal(0, signal.SIGTERM)
-    assert agents.codes() == [SAVED]
+    assert agents.codes() == [code]
     assert (calls(agents), (agents.folder / "key").exists()) == ([], True)
 
 
-def test_without_a_unit_there_is_nothing_to_disable(agents: Gang) -> None:
-    agents.write("", nodes=1, host=HostPlace())
+@pytest.mark.parametrize("host", [HostPlace(), None], ids=["a host without a unit", "a pod"])
+def test_without_a_unit_there_is_nothing_to_disable_and_a_pod_s_key_is_left_to_its_secret(agents: Gang, host: HostPlace | None) -> None:
+    agents.write("", nodes=1, host=host)
     agents.run(codes=[0])
-    assert (calls(agents), (agents.folder / "key").exists()) == ([], False)
+    assert (calls(agents), (agents.folder / "key").exists()) == ([], host is None)
 
 
 def test_a_unit_that_can_t_be_disabled_is_told_and_changes_nothing_about_the_end(agents: Gang) -> None:
@@ -85,12 +78,6 @@ def test_a_unit_that_can_t_be_disabled_is_told_and_changes_nothing_about_the_end
     agents.write("", nodes=1, host=HostPlace(UNIT))
     agents.run(codes=[0])
     assert f"cannot disable {UNIT} (Failed to connect to bus): run `systemctl --user disable {UNIT}`" in agents.log()
-
-
-def test_a_pod_s_key_is_left_to_its_secret(agents: Gang) -> None:
-    agents.write("", nodes=1)
-    agents.run(codes=[0])
-    assert (calls(agents), (agents.folder / "key").exists()) == ([], True)
 
 
 def test_an_agent_on_a_host_leaves_the_user_s_umask_alone(agents: Gang) -> None:

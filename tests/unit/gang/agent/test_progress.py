@@ -110,20 +110,16 @@ def private_text(path: Path) -> str:
     return path.read_text()
 
 
-def test_only_who_holds_the_token_is_heard(tmp_path: Path) -> None:
-    async def talk() -> tuple[list[int], list[Step], list[str]]:
-        steps, lines = list[Step](), list[str]()
-        server = ProgressServer(tmp_path, steps.append, lines.append)
-        variables = await server.start()
-        assert variables[URL].startswith("http://127.0.0.1:")
-        url, token = variables[URL], private_text(Path(variables[TOKEN]))
-        good = body(50, current_step=5, total_steps=10)
-        tries = [(token, good), ("wrong", good), (token, None), (token, b"x" * (BODY_BYTES + 1)), (token, b"{}"), (token, b"{}")]
-        codes = [await asyncio.to_thread(post, url, *each) for each in tries]
-        server.close()
-        return codes, steps, lines
-
-    codes, steps, lines = asyncio.run(talk())
+async def test_only_who_holds_the_token_is_heard(tmp_path: Path) -> None:
+    steps, lines = list[Step](), list[str]()
+    server = ProgressServer(tmp_path, steps.append, lines.append)
+    variables = await server.start()
+    assert variables[URL].startswith("http://127.0.0.1:")
+    url, token = variables[URL], private_text(Path(variables[TOKEN]))
+    good = body(50, current_step=5, total_steps=10)
+    tries = [(token, good), ("wrong", good), (token, None), (token, b"x" * (BODY_BYTES + 1)), (token, b"{}"), (token, b"{}")]
+    codes = [await asyncio.to_thread(post, url, *each) for each in tries]
+    server.close()
     assert codes == [200, 401, 405, 413, 200, 200]
     assert [step.step for step in steps] == [5]
     assert lines[0] == "Step 5/10"

@@ -176,13 +176,9 @@ def test_a_volume_that_hangs_has_a_second_for_a_rank_s_stacks(tmp_path: Path, mo
     assert limits == [1.0, 1.0]
 
 
-def test_ranks_that_outlive_a_kill_are_reported_every_five_seconds() -> None:
-    clock, sent = VirtualClock(), list[float]()
+async def test_ranks_that_outlive_a_kill_are_reported_every_five_seconds(clock: VirtualClock) -> None:
+    sent = list[float]()
     ranks: Any = SimpleNamespace(attempt=1, left=lambda: [0], survivors=lambda: ["dump"])
-
-    async def story() -> None:
-        Survivors(lambda dump: sent.append(clock.now - 1000.0)).killed(ranks)
-        await asyncio.sleep(16)
-
-    clock.run(story())
+    Survivors(lambda dump: sent.append(clock.now - 1000.0)).killed(ranks)
+    await asyncio.sleep(16)
     assert sent == pytest.approx([5, 10, 15], abs=0.01)

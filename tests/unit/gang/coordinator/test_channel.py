@@ -9,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,62 +25,13 @@ from lockstep_gang.contract.channel import Channel, accept, connect, listen
 from lockstep_gang.contract.lines import ProvingReader, next_line
 from lockstep_gang.contract.messages import Hello, Leaving, Ping, Reported, Start, agent_message, message_to_json
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_spec.codec import ContractError
 from lockstep_spec.handshake import Sealer
-from unit.gang.cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
+from unit.gang.cases import KEY, WORKSPACE, Gang, gang, make_run
+from unit.gang.served import PATIENCE_SECONDS, listening
 
 PROOF_BYTES_MAX = 8 * 1024
-
-PATIENCE_SECONDS = 60.0
-"""Nothing here takes a second, but the machine may have more to do."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A coordinator that listens, and connections to it that are closed at the end."""
-
-    run: Run
-    coordinator: Coordinator
-    address: tuple[str, int]
-    lines: list[str]
-    channels: list[Channel] = field(default_factory=list)
-
-    async def connect(self, node: int, key: bytes = KEY, uid: str = "uid-1") -> Channel:
-        channel = await connect(self.address, key, uid, node)
-        self.channels.append(channel)
-        return channel
-
-    async def hears(self, node: int, instance: str = "a") -> None:
-        while (found := self.coordinator.gang.nodes[node]).instance != instance or not found.connected:  # noqa: ASYNC110 (no event of it)
-            await asyncio.sleep(0)
-
-    async def says(self, text: str) -> None:
-        while not any(text in line for line in self.lines):  # noqa: ASYNC110 (the coordinator has no event of it)
-            await asyncio.sleep(0)
-
-
-def with_server(tmp_path: Path, test: Callable[[Scene], Awaitable[None]]) -> list[str]:
-    """Runs `test` beside a real coordinator; its log."""
-    lines: list[str] = []
-    run = make_run(run_dir=str(tmp_path), coordinator_port=free_port())
-
-    async def play() -> None:
-        output = Output(lines.append, tuple, lines.append)
-        coordinator = Coordinator(run, KEY, output)
-        server = Server(run, KEY, coordinator, output)
-        scene = Scene(run, coordinator, await server.start(), lines)
-        try:
-            await asyncio.wait_for(test(scene), PATIENCE_SECONDS)
-        finally:
-            await server.stop()
-            for channel in scene.channels:
-                channel.close()
-                await channel.wait_closed()
-
-    asyncio.run(play())
-    return lines
 
 
 async def closed(channel: Channel) -> bool:
@@ -95,25 +45,22 @@ def hello(node: int, instance: str = "a") -> dict[str, object]:
     return message_to_json(Hello(node, instance, 0, 0))
 
 
-def test_all_agents_that_prove_the_key_get_their_order_to_start(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_all_agents_that_prove_the_key_get_their_order_to_start(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         channels = [await scene.connect(node) for node in (0, 1)]
         for node, channel in enumerate(channels):
             channel.send(hello(node))
         assert [(await channel.receive())["attempt"] for channel in channels] == [1, 1]
         assert json.loads((tmp_path / "gang" / "attempts.jsonl").read_text())["attempt"] == 1
 
-    with_server(tmp_path, test)
-
 
 @pytest.mark.parametrize(("key", "uid", "node"), [(b"1" * 32, "uid-1", 1), (KEY, "another job", 1), (KEY, "uid-1", 2)])
-def test_nobody_else_is_heard(tmp_path: Path, key: bytes, uid: str, node: int) -> None:
-    async def test(scene: Scene) -> None:
+async def test_nobody_else_is_heard(tmp_path: Path, key: bytes, uid: str, node: int) -> None:
+    async with listening(tmp_path) as scene:
         with pytest.raises((EOFError, ConnectionError)):
             await scene.connect(node, key, uid)
         assert not any(n.connected for n in scene.coordinator.gang.nodes)
-
-    assert any(line.startswith("refused a connection from 127.0.0.1: ") for line in with_server(tmp_path, test))
+    assert any(line.startswith("refused a connection from 127.0.0.1: ") for line in scene.lines)
 
 
 async def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> None:
@@ -133,8 +80,8 @@ async def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "line", [b"nonsense\n", b"[]\n", b'{"node": true, "nonce": "a", "proof": "b"}\n', b"[" * 100_000 + b"\n", b"x" * 5_000_000]
 )
-def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: bytes) -> None:
-    async def test(scene: Scene) -> None:
+async def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: bytes) -> None:
+    async with listening(tmp_path) as scene:
         reader, writer = await asyncio.open_connection(*scene.address)
         await reader.readline()
         writer.write(line)
@@ -148,11 +95,9 @@ def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: byt
         channel.send(hello(0))
         await scene.hears(0)
 
-    with_server(tmp_path, test)
 
-
-def test_before_the_proof_a_stranger_gets_no_room_and_fills_no_log(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_before_the_proof_a_stranger_gets_no_room_and_fills_no_log(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         for _ in range(5):
             reader, writer = await asyncio.open_connection(*scene.address)
             await reader.readline()
@@ -167,15 +112,14 @@ def test_before_the_proof_a_stranger_gets_no_room_and_fills_no_log(tmp_path: Pat
         channel = await scene.connect(0)
         channel.send(hello(0, "a" * 4 * PROOF_BYTES_MAX))
         await scene.hears(0, "a" * 4 * PROOF_BYTES_MAX)
-
-    refused = [line for line in with_server(tmp_path, test) if line.startswith("refused a connection from 127.0.0.1: ")]
+    refused = [line for line in scene.lines if line.startswith("refused a connection from 127.0.0.1: ")]
     assert 1 <= len(refused) < 10 and max(map(len, refused)) < 300
 
 
-def test_strangers_that_only_connect_make_room_for_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_that_only_connect_make_room_for_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep_gang.coordinator.server.STRANGERS_MAX", 3)
 
-    async def test(scene: Scene) -> None:
+    async with listening(tmp_path) as scene:
         strangers = [await asyncio.open_connection(*scene.address) for _ in range(8)]
         for reader, _ in strangers[:3]:
             await reader.readline()
@@ -187,8 +131,6 @@ def test_strangers_that_only_connect_make_room_for_agents(tmp_path: Path, monkey
         for _, writer in strangers:
             writer.close()
 
-    with_server(tmp_path, test)
-
 
 @pytest.mark.parametrize("value", [{"type": []}, {"type": {}}, {"type": None}, {"type": 1}, [], None])
 def test_a_message_without_a_known_type_is_refused_in_words(value: object) -> None:
@@ -197,8 +139,8 @@ def test_a_message_without_a_known_type_is_refused_in_words(value: object) -> No
     assert isinstance(parse_datagram(json.dumps({"event": value}).encode()), ContractError)
 
 
-def test_messages_of_unknown_kinds_are_passed_over_and_another_build_is_named_once(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_messages_of_unknown_kinds_are_passed_over_and_another_build_is_named_once(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         channels = [await scene.connect(node) for node in (0, 1)]
         for node, channel in enumerate(channels):
             channel.send(hello(node) | {"build": ("", "0ther")[node], "future": 1})
@@ -212,11 +154,9 @@ def test_messages_of_unknown_kinds_are_passed_over_and_another_build_is_named_on
             await asyncio.sleep(0)
         assert all(node.connected for node in scene.coordinator.gang.nodes)
         scene.coordinator.connected(1, channels[1], Hello(1, "a", 0, 0, build="0ther"))
-
-    lines = with_server(tmp_path, test)
-    passed_over = [line.split(": ")[1].split(",")[0] for line in lines if line.startswith("passed over")]
+    passed_over = [line.split(": ")[1].split(",")[0] for line in scene.lines if line.startswith("passed over")]
     assert sorted(passed_over) == ["message of an agent Fused", "rank report fuse"]
-    warnings = [line for line in lines if "0ther" in line]
+    warnings = [line for line in scene.lines if "0ther" in line]
     assert warnings == [f"warning, the agent of node 1 is of build 0ther of Lockstep, and node 0's agent of {build_id()}; the job goes on"]
 
 
@@ -246,29 +186,26 @@ class Replaying(Sealer):
         return self.first
 
 
-def test_a_replayed_message_closes_the_connection(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_replayed_message_closes_the_connection(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         channel = await scene.connect(0)
         channel._sealer = Replaying(channel._sealer._key)
         channel.send(hello(0))
         channel.send(hello(0))
         assert await closed(channel)
+    assert any("repeated, lost or out of order" in line for line in scene.lines)
 
-    assert any("repeated, lost or out of order" in line for line in with_server(tmp_path, test))
 
-
-def test_a_node_speaks_only_for_itself(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_node_speaks_only_for_itself(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         channel = await scene.connect(0)
         channel.send(hello(1))
         assert await closed(channel)
         assert not any(n.connected for n in scene.coordinator.gang.nodes)
 
-    with_server(tmp_path, test)
 
-
-def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: Path) -> None:
+    async with listening(tmp_path) as scene:
         older, newer = [await scene.connect(0) for _ in range(2)]
         older.send(hello(0))
         await scene.hears(0)
@@ -276,13 +213,11 @@ def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: P
         assert await closed(older)
         assert scene.coordinator.gang.nodes[0].connected
 
-    with_server(tmp_path, test)
 
-
-def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path) -> None:
+async def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path) -> None:
     """Its pod was taken for lost and replaced; then its machine is back."""
 
-    async def test(scene: Scene) -> None:
+    async with listening(tmp_path) as scene:
         lost, replacement, returned, other = [await scene.connect(node) for node in (1, 1, 1, 0)]
         for channel, instance in ((lost, "old"), (replacement, "new")):
             channel.send(hello(1, instance))
@@ -293,8 +228,6 @@ def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path)
         other.send(hello(0))
         await scene.hears(0)
         assert (await replacement.receive())["type"] == "Start"
-
-    with_server(tmp_path, test)
 
 
 SHORT_SILENCE = """

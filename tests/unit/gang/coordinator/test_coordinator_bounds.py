@@ -65,130 +65,106 @@ async def hosted(both_here: Coordinator, seconds: float) -> None:
     hosting.cancel()
 
 
-def test_a_write_that_has_not_ended_after_five_seconds_is_reported(
+async def test_a_write_that_has_not_ended_after_five_seconds_is_reported(
     clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[tuple[float, str]] = []
     monkeypatch.setattr(coordinator, "in_thread", lambda *_: asyncio.get_running_loop().create_future())
-
-    async def story() -> None:
-        await hosted(made(tmp_path, lambda line: lines.append((clock.now, line))), 9.0)
-
-    clock.run(story())
+    await hosted(made(tmp_path, lambda line: lines.append((clock.now, line))), 9.0)
     assert [round(at) for at, line in lines if "the job's record was not written within 5 s" in line] == [5]
 
 
-def test_a_write_that_failed_is_tried_again_every_ten_seconds(clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_that_failed_is_tried_again_every_ten_seconds(
+    clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[float] = []
 
     def fail(*_: object) -> None:
         tries.append(clock.now)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def story() -> None:
-        await hosted(made(tmp_path), 25.0)
-
     monkeypatch.setattr(Records, "write_attempts", fail)
-    clock.run(story())
+    await hosted(made(tmp_path), 25.0)
     assert tries == pytest.approx([0, 10, 20], abs=0.01)
 
 
 @pytest.mark.parametrize(("commits_every", "written"), [(0.1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (1000.0, [15, 30, 45])])
-def test_the_account_is_written_every_15_s_and_a_second_after_the_last_time_if_there_is_a_commit(
+async def test_the_account_is_written_every_15_s_and_a_second_after_the_last_time_if_there_is_a_commit(
     clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits_every: float, written: list[float]
 ) -> None:
     times: list[float] = []
     monkeypatch.setattr(GoodputAccount, "keep", lambda *_: times.append(clock.now))
-
-    async def story() -> None:
-        busy = made(tmp_path)
-        keeping = asyncio.ensure_future(busy._keep_account())
-        for step in range(1000):
-            await asyncio.sleep(commits_every)
-            busy._be(replace(busy.gang, checkpoint=CheckpointReport(step, "/c", "2026-01-01T00:00:00Z")))
-            if clock.now > 50:
-                break
-        keeping.cancel()
-
-    clock.run(story())
+    busy = made(tmp_path)
+    keeping = asyncio.ensure_future(busy._keep_account())
+    for step in range(1000):
+        await asyncio.sleep(commits_every)
+        busy._be(replace(busy.gang, checkpoint=CheckpointReport(step, "/c", "2026-01-01T00:00:00Z")))
+        if clock.now > 50:
+            break
+    keeping.cancel()
     assert times[: len(written)] == pytest.approx(written, abs=0.5)
 
 
-def test_the_file_of_a_report_that_is_no_news_is_written_every_five_seconds(
+async def test_the_file_of_a_report_that_is_no_news_is_written_every_five_seconds(
     clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times: list[float] = []
     monkeypatch.setattr(Records, "write_report", lambda *_: times.append(clock.now))
-
-    async def story() -> None:
-        quiet = made(tmp_path)
-        hosting = asyncio.ensure_future(quiet.run())
-        for _ in range(33):
-            await asyncio.sleep(0.5)
-            quiet._reports.refresh(lambda: summarize(quiet.gang, make_run()))
-        hosting.cancel()
-
-    clock.run(story())
+    quiet = made(tmp_path)
+    hosting = asyncio.ensure_future(quiet.run())
+    for _ in range(33):
+        await asyncio.sleep(0.5)
+        quiet._reports.refresh(lambda: summarize(quiet.gang, make_run()))
+    hosting.cancel()
     assert times == pytest.approx([0, 5, 10, 15], abs=0.6)
 
 
 @pytest.mark.parametrize(("late", "longer"), [(0.2, 0.0), (0.3, 0.3)])
-def test_nodes_that_are_away_have_longer_to_come_back_if_a_pulse_is_a_quarter_of_a_second_late(
+async def test_nodes_that_are_away_have_longer_to_come_back_if_a_pulse_is_a_quarter_of_a_second_late(
     clock: VirtualClock, tmp_path: Path, late: float, longer: float
 ) -> None:
-    async def story() -> float | None:
-        busy = made(tmp_path)
-        busy.gang = busy.gang.with_nodes({1: Node(instance="agent-1", closed_at=0.0)})
-        clock.sleep(1.0 + late)
-        busy.connected(0, cast(Any, Untold()), hello(0))
-        return busy.gang.nodes[1].closed_at
-
-    assert clock.run(story()) == pytest.approx(longer)
+    busy = made(tmp_path)
+    busy.gang = busy.gang.with_nodes({1: Node(instance="agent-1", closed_at=0.0)})
+    clock.sleep(1.0 + late)
+    busy.connected(0, cast(Any, Untold()), hello(0))
+    assert busy.gang.nodes[1].closed_at == pytest.approx(longer)
 
 
 @pytest.mark.parametrize(
     ("late", "told"), [(1.9, []), (2.1, ["the coordinator did not run for 2 s; that time counts against no rank or node"])]
 )
-def test_a_pulse_more_than_two_seconds_late_is_logged(clock: VirtualClock, tmp_path: Path, late: float, told: list[str]) -> None:
+async def test_a_pulse_more_than_two_seconds_late_is_logged(clock: VirtualClock, tmp_path: Path, late: float, told: list[str]) -> None:
     lines: list[str] = []
-
-    async def story() -> None:
-        slow = made(tmp_path, lines.append)
-        clock.sleep(1.0 + late)
-        slow.connected(0, cast(Any, Untold()), hello(0))
-
-    clock.run(story())
+    slow = made(tmp_path, lines.append)
+    clock.sleep(1.0 + late)
+    slow.connected(0, cast(Any, Untold()), hello(0))
     assert [line for line in lines if "did not run" in line] == told
 
 
-def test_at_its_end_a_coordinator_waits_five_seconds_for_a_node_and_five_for_its_last_report(clock: VirtualClock, tmp_path: Path) -> None:
-    async def story() -> float:
-        ended = made(tmp_path)
-        ended.gang = replace(ended.gang, phase=Phase.ENDED)
-        await ended.settle()
-        return clock.now
+async def test_at_its_end_a_coordinator_waits_five_seconds_for_a_node_and_five_for_its_last_report(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    ended = made(tmp_path)
+    ended.gang = replace(ended.gang, phase=Phase.ENDED)
+    await ended.settle()
+    assert clock.now == pytest.approx(10.0)
 
-    assert clock.run(story()) == pytest.approx(10.0)
 
-
-def test_of_a_hundred_transitions_while_the_operator_is_away_the_last_64_are_delivered(clock: VirtualClock) -> None:
+async def test_of_a_hundred_transitions_while_the_operator_is_away_the_last_64_are_delivered(clock: VirtualClock) -> None:
     delivered: list[int] = []
 
     async def take(report: Any) -> Answer:
         delivered.append(report.attempt)
         return Answer(200, b"{}")
 
-    async def story() -> None:
-        run = make_run()
-        back = Reporter(TARGET, KEY, lambda reply: None, lambda line: None)
-        back._post = take  # type: ignore[method-assign, assignment]
-        for number in range(100):
-            back.transition(replace(summarize(new_gang(run), run), attempt=number))
-        delivering = asyncio.ensure_future(back.run())
-        await back.flush(1.0)
-        delivering.cancel()
-
-    clock.run(story())
+    run = make_run()
+    back = Reporter(TARGET, KEY, lambda reply: None, lambda line: None)
+    back._post = take  # type: ignore[method-assign, assignment]
+    for number in range(100):
+        back.transition(replace(summarize(new_gang(run), run), attempt=number))
+    delivering = asyncio.ensure_future(back.run())
+    await back.flush(1.0)
+    delivering.cancel()
     assert delivered == list(range(36, 100))
 
 

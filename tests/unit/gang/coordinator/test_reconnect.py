@@ -13,7 +13,6 @@ import pytest
 
 from lockstep_gang.agent import link, outbox
 from lockstep_gang.agent.outbox import Outbox
-from lockstep_gang.contract.channel import connect
 from lockstep_gang.contract.messages import Hello, message_to_json
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import progress_seconds, reconnect_seconds, spread_seconds
@@ -25,7 +24,8 @@ from lockstep_gang.lifecycle.hang import deadlines, suspects
 from lockstep_gang.lifecycle.observe import connection_closed
 from lockstep_gang.lifecycle.progress import Progress
 from unit.gang.cases import KEY
-from unit.gang.test_scale import Untold, run_of, training, until, with_server
+from unit.gang.served import listening
+from unit.gang.test_scale import Untold, run_of, training, until
 from unit.virtual_time import VirtualClock
 
 RECONNECT_SECONDS = 5.0
@@ -46,7 +46,7 @@ def test_a_node_of_a_big_gang_is_lost_only_after_that_longer_time() -> None:
     assert decide(gang, run, 1002.0 + reconnect_seconds(256) + 0.1).gang.phase is Phase.STOPPING
 
 
-def test_a_big_gang_s_coordinator_may_open_a_file_for_each_node_and_looks_for_garbage_less_often(
+async def test_a_big_gang_s_coordinator_may_open_a_file_for_each_node_and_looks_for_garbage_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[int] = []
@@ -55,14 +55,10 @@ def test_a_big_gang_s_coordinator_may_open_a_file_for_each_node_and_looks_for_ga
     monkeypatch.setattr(server.resource, "setrlimit", lambda _, limits: files.append(limits[0]))
     monkeypatch.setattr(server.gc, "set_threshold", lambda *given: thresholds.append(given))
 
-    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
-        pass
-
-    with_server(tmp_path / "small", test)
-    assert (files, thresholds) == ([], [])
-    with_server(tmp_path / "big", test, nodes=1024, ranks_per_node=8)
-    assert files == [1024 + 512]
-    assert thresholds == [server.COLLECTED]
+    async with listening(tmp_path / "small"):
+        assert (files, thresholds) == ([], [])
+    async with listening(tmp_path / "big", nodes=1024, ranks_per_node=8):
+        assert (files, thresholds) == ([1024 + 512], [server.COLLECTED])
 
 
 def test_ranks_of_a_big_gang_whose_reports_wait_longer_are_judged_later() -> None:
@@ -109,23 +105,18 @@ def test_agents_that_began_together_tell_their_progress_at_different_moments(mon
     assert {wait for _, *others in taken for wait in others} == {pause}
 
 
-def test_after_a_time_in_which_the_coordinator_itself_did_not_run_every_agent_has_its_whole_time_again(
+async def test_after_a_time_in_which_the_coordinator_itself_did_not_run_every_agent_has_its_whole_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(server, "PAUSED_SECONDS", 0.2)
-
-    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
-        channel = await connect(address, KEY, run.job.uid, 0)
-        channel.send(message_to_json(Hello(0, "agent-0", 0, 0)))
-        await until(lambda: made.gang.nodes[0].connected)
+    async with listening(tmp_path) as scene:
+        (await scene.connect(0)).send(message_to_json(Hello(0, "agent-0", 0, 0)))
+        await until(lambda: scene.coordinator.gang.nodes[0].connected)
         time.sleep(0.8)  # noqa: ASYNC251 (nothing runs)
         await asyncio.sleep(0.15)  # looked at in the meantime
-        assert made.gang.nodes[0].connected
-        channel.close()
-
-    with_server(tmp_path, test)
+        assert scene.coordinator.gang.nodes[0].connected
 
 
 class ClosedChannel:
@@ -181,13 +172,6 @@ def test_agents_that_nobody_answers_try_again_at_moments_of_their_own(monkeypatc
     assert most < max(waits) <= most + spread_seconds(1024)
     assert len(set(waits[-20:])) == 20
     assert max(naps(run_of(2), monkeypatch, answers=False, count=40)) <= most
-
-
-def test_an_agent_of_a_small_gang_tries_again_soon_for_some_seconds_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    least, most = link.RETRY_SECONDS
-    waits = naps(run_of(2), monkeypatch, answers=False, count=80)
-    assert max(waits[:60]) <= least
-    assert least < max(waits) <= most
 
 
 def test_an_agent_tells_every_second_that_it_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,48 +119,13 @@ def test_a_coordinator_that_was_replaced_leaves_the_newer_one_s_report(tmp_path:
     assert f"has taken over {tmp_path}" in lines[0]
 
 
-async def delivered(file: ReportFile, offer: Callable[[], None], wait: Callable[[], Awaitable[None]] | None = None) -> None:
-    """What is offered, and then either flushed or waited for."""
+async def delivered(file: ReportFile, offer: Callable[[], None]) -> None:
+    """Offer something, and flush it."""
     offer()
     running = asyncio.ensure_future(file.run())
-    await (wait() if wait is not None else file.flush(60))
+    await file.flush(60)
     running.cancel()
     await asyncio.wait([running])
-
-
-class Writes(Records):
-    """Records that say when a report was written."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run.run_dir)
-        self.nodes: list[int] = []
-        self.news = threading.Condition()
-
-    def write_report(self, text: str) -> None:
-        super().write_report(text)
-        with self.news:
-            self.nodes.append(len(parse_report_file(text.encode()).report.nodes))
-            self.news.notify_all()
-
-    def until(self, nodes: int) -> None:
-        with self.news:
-            assert self.news.wait_for(lambda: nodes in self.nodes, 60), self.nodes
-
-
-@pytest.mark.parametrize("kind", ["news", "refresh"])
-async def test_what_is_no_transition_is_written_when_it_is_due(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "PERIOD_SECONDS", 0.05 if kind == "refresh" else 1e6)
-    monkeypatch.setattr(reports, "NEWS_SECONDS", 0.05)
-    run = make_run(run_dir=str(tmp_path))
-    writes = Writes(run)
-    file = ReportFile(writes, print)
-
-    async def wait() -> None:
-        await asyncio.to_thread(writes.until, 2)
-        getattr(file, kind)(lambda: summarize(new_gang(make_run(nodes=3)), make_run(nodes=3)))
-        await asyncio.to_thread(writes.until, 3)
-
-    await delivered(file, lambda: file.transition(summarize(new_gang(run), run)), wait)
 
 
 async def test_the_last_flush_writes_what_is_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,128 +96,103 @@ class Scene:
         self.answers.clear()
 
 
-def play(folder: Path, monkeypatch: pytest.MonkeyPatch, test: Callable[[Scene], Awaitable[None]]) -> None:
-    async def scene() -> None:
-        made = Scene(folder, monkeypatch)
-        try:
-            await test(made)
-        finally:
-            made.answers.set()
-
-    asyncio.run(scene())
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    made = Scene(tmp_path, monkeypatch)
+    yield made
+    made.answers.set()
 
 
-def test_no_rank_starts_before_its_attempt_is_on_the_volume_and_why_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(scene: Scene) -> None:
-        for node in (0, 1):
-            scene.connect(node)
-        await scene.until(lambda: SILENT in scene.message)
-        assert any(SILENT in line for line in scene.lines)
-        assert scene.wires[0].sent + scene.wires[1].sent == []
-        scene.answers.set()
-        await scene.until(lambda: scene.wires[0].types() == scene.wires[1].types() == ["Start"])
-        assert "doesn't answer" not in scene.message
-
-    play(tmp_path, monkeypatch, test)
+async def test_no_rank_starts_before_its_attempt_is_on_the_volume_and_why_is_told(scene: Scene) -> None:
+    for node in (0, 1):
+        scene.connect(node)
+    await scene.until(lambda: SILENT in scene.message)
+    assert any(SILENT in line for line in scene.lines)
+    assert scene.wires[0].sent + scene.wires[1].sent == []
+    scene.answers.set()
+    await scene.until(lambda: scene.wires[0].types() == scene.wires[1].types() == ["Start"])
+    assert "doesn't answer" not in scene.message
 
 
-def test_what_agents_say_meanwhile_counts_afterwards_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(scene: Scene) -> None:
-        for node in (0, 1):
-            scene.connect(node)
-        scene.disconnect(1)
-        scene.connect(1)
-        first = scene.wires[1]
-        scene.disconnect(1)
-        scene.connect(1)
-        scene.answers.set()
-        await scene.until(lambda: scene.wires[1].types() == ["Start"])
-        assert first.sent == []
-        scene.coordinator.heard(0, Started(1))
-        assert [node.connected for node in scene.coordinator.gang.nodes] == [True, True]
-
-    play(tmp_path, monkeypatch, test)
+async def test_what_agents_say_meanwhile_counts_afterwards_in_its_order(scene: Scene) -> None:
+    for node in (0, 1):
+        scene.connect(node)
+    scene.disconnect(1)
+    scene.connect(1)
+    first = scene.wires[1]
+    scene.disconnect(1)
+    scene.connect(1)
+    scene.answers.set()
+    await scene.until(lambda: scene.wires[1].types() == ["Start"])
+    assert first.sent == []
+    scene.coordinator.heard(0, Started(1))
+    assert [node.connected for node in scene.coordinator.gang.nodes] == [True, True]
 
 
-def test_a_failure_is_told_while_its_record_is_not_written_and_the_next_attempt_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_failure_is_told_while_its_record_is_not_written_and_the_next_attempt_waits(scene: Scene) -> None:
+    await scene.starts()
+    scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
+    await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop"])
+    for node in (0, 1):
+        scene.coordinator.heard(node, Stopped(1))
+    await scene.until(lambda: SILENT in scene.message)
+    assert scene.message.startswith("stopping all ranks: rank 1 on node 1 exited with 3; the volume with ")
+    scene.answers.set()
+    await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop", "Start"])
+
+
+async def test_a_write_that_fails_is_tried_again_after_a_while_and_not_with_every_word(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(scene: Scene) -> None:
-        await scene.starts()
-        scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
-        await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop"])
-        for node in (0, 1):
-            scene.coordinator.heard(node, Stopped(1))
-        await scene.until(lambda: SILENT in scene.message)
-        assert scene.message.startswith("stopping all ranks: rank 1 on node 1 exited with 3; the volume with ")
-        scene.answers.set()
-        await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop", "Start"])
-
-    play(tmp_path, monkeypatch, test)
-
-
-def test_a_write_that_fails_is_tried_again_after_a_while_and_not_with_every_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "STORAGE_RETRY_SECONDS", 0.3)
-
-    async def test(scene: Scene) -> None:
-        hosting = asyncio.ensure_future(scene.coordinator._decide_in_time())
-        scene.error = OSError(errno.ENOSPC, "No space left on device")
-        scene.answers.set()
-        for node in (0, 1):
-            scene.connect(node)
-        await scene.until(lambda: "No space left on device" in scene.message)
-        scene.answers.clear()
-        scene.coordinator.heard(0, Started(7))
-        assert scene.coordinator._recording is None
-        scene.error = None
-        scene.answers.set()
-        await scene.until(lambda: scene.wires[0].types() == ["Start"])
-        hosting.cancel()
-
-    play(tmp_path, monkeypatch, test)
+    hosting = asyncio.ensure_future(scene.coordinator._decide_in_time())
+    scene.error = OSError(errno.ENOSPC, "No space left on device")
+    scene.answers.set()
+    for node in (0, 1):
+        scene.connect(node)
+    await scene.until(lambda: "No space left on device" in scene.message)
+    scene.answers.clear()
+    scene.coordinator.heard(0, Started(7))
+    assert scene.coordinator._recording is None
+    scene.error = None
+    scene.answers.set()
+    await scene.until(lambda: scene.wires[0].types() == ["Start"])
+    hosting.cancel()
 
 
-def test_an_explanation_of_the_operator_is_written_like_all_records_and_its_failure_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(scene: Scene) -> None:
-        await scene.starts()
-        scene.answers.set()
-        scene.coordinator.heard(1, Exited(1, RankExit(1, None, "SIGKILL", ordered=True)))
-        for node in (0, 1):
-            scene.coordinator.heard(node, Stopped(1))
-        await scene.until(lambda: scene.coordinator.gang.attempt == 2)
-        scene.error = OSError(errno.ENOSPC, "No space left on device")
-        since = scene.coordinator.gang.history[-1].failed
-        fact = Fact(FactType.NODE_LOST, 1, "x-1", "NotReady", "Node b is NotReady", "pod-1", "b", since)
-        scene.coordinator._replied(Reply(facts=(fact,)))
-        await scene.until(lambda: any("cannot write" in line for line in scene.lines))
-        await scene.until(lambda: scene.coordinator._recording is None)
-        assert (scene.coordinator.gang.history[-1].counts, scene.coordinator.gang.unwritten) == (False, None)
-
-    play(tmp_path, monkeypatch, test)
+async def test_an_explanation_of_the_operator_is_written_like_all_records_and_its_failure_stops_nothing(scene: Scene) -> None:
+    await scene.starts()
+    scene.answers.set()
+    scene.coordinator.heard(1, Exited(1, RankExit(1, None, "SIGKILL", ordered=True)))
+    for node in (0, 1):
+        scene.coordinator.heard(node, Stopped(1))
+    await scene.until(lambda: scene.coordinator.gang.attempt == 2)
+    scene.error = OSError(errno.ENOSPC, "No space left on device")
+    since = scene.coordinator.gang.history[-1].failed
+    fact = Fact(FactType.NODE_LOST, 1, "x-1", "NotReady", "Node b is NotReady", "pod-1", "b", since)
+    scene.coordinator._replied(Reply(facts=(fact,)))
+    await scene.until(lambda: any("cannot write" in line for line in scene.lines))
+    await scene.until(lambda: scene.coordinator._recording is None)
+    assert (scene.coordinator.gang.history[-1].counts, scene.coordinator.gang.unwritten) == (False, None)
 
 
-def test_a_failure_that_cannot_be_recorded_is_reported_until_the_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(scene: Scene) -> None:
-        await scene.starts()
-        scene.answers.set()
-        scene.error = OSError(errno.EIO, "Input/output error")
-        scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
-        for node in (0, 1):
-            scene.coordinator.heard(node, Stopped(1))
-        await scene.until(lambda: scene.coordinator.gang.unwritten is not None)
-        told = summarize(scene.coordinator.gang, scene.run)
-        assert told.unwritten is not None and "Input/output error" in told.unwritten.problem
-        assert told.failure is not None and told.failure.rank == 1
-        assert [(entry.attempt, entry.failure.rank) for entry in told.history] == [(1, 1)]
-        scene.error, scene.coordinator._retry_at = None, 0.0
-        scene.coordinator._decide_soon()
-        await scene.until(lambda: scene.coordinator.gang.attempt == 2)
-        told = summarize(scene.coordinator.gang, scene.run)
-        assert (told.unwritten, len(told.history)) == (None, 1)
-
-    play(tmp_path, monkeypatch, test)
+async def test_a_failure_that_cannot_be_recorded_is_reported_until_the_record_is_written(scene: Scene) -> None:
+    await scene.starts()
+    scene.answers.set()
+    scene.error = OSError(errno.EIO, "Input/output error")
+    scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
+    for node in (0, 1):
+        scene.coordinator.heard(node, Stopped(1))
+    await scene.until(lambda: scene.coordinator.gang.unwritten is not None)
+    told = summarize(scene.coordinator.gang, scene.run)
+    assert told.unwritten is not None and "Input/output error" in told.unwritten.problem
+    assert told.failure is not None and told.failure.rank == 1
+    assert [(entry.attempt, entry.failure.rank) for entry in told.history] == [(1, 1)]
+    scene.error, scene.coordinator._retry_at = None, 0.0
+    scene.coordinator._decide_soon()
+    await scene.until(lambda: scene.coordinator.gang.attempt == 2)
+    told = summarize(scene.coordinator.gang, scene.run)
+    assert (told.unwritten, len(told.history)) == (None, 1)
 
 
 HANGING = """

@@ -160,12 +160,6 @@ def test_another_coordinator_backs_off_after_the_second_failure_too() -> None:
     assert [order.attempt for _, order in again.waits(0.1).orders if isinstance(order, Start)] == [3, 3]
 
 
-def test_the_same_error_of_the_user_s_code_at_the_same_step_is_final() -> None:
-    story = started(restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
-    started_again(failing(story)).reports(0, Step(0, 5))
-    assert failing(story).report.state is State.FAILED
-
-
 @pytest.mark.parametrize("said", ["ValueError: no", f"ValueError: {'no ' * 999}"])
 def test_the_same_error_is_final_whichever_rank_is_heard_first(said: str) -> None:
     story = started(nodes=11, restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
@@ -195,12 +189,15 @@ def test_the_failed_rank_s_own_step_tells_whether_the_error_comes_again(
 
 
 @pytest.mark.parametrize(
-    ("step", "said", "rank"), [(7, "ValueError: no", 1), (5, "ValueError: other", 1), (5, "ConnectionResetError: no", 1)]
+    ("step", "said", "is_final"),
+    [(5, "ValueError: no", True), (7, "ValueError: no", False), (5, "ValueError: other", False), (5, "ConnectionResetError: no", False)],
 )
-def test_another_error_or_step_is_tried_again(step: int, said: str, rank: int) -> None:
+def test_the_same_error_of_the_user_s_code_at_the_same_step_is_final_and_another_is_tried_again(
+    step: int, said: str, is_final: bool
+) -> None:
     story = started(restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
     started_again(failing(story)).reports(0, Step(0, step))
-    assert failing(story, said, rank).report.state is not State.FAILED
+    assert (failing(story, said).report.state is State.FAILED) == is_final
 
 
 def test_a_node_that_was_told_to_go_and_did_not_get_to_save_does_not_count() -> None:

@@ -25,7 +25,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.contract.preflight import Expected
-from lockstep_gang.contract.report import Cause, CheckpointReport, Failure, Goodput, Loss, Spent, State
+from lockstep_gang.contract.report import Cause, Failure, Goodput, Loss, Spent, State
 from lockstep_gang.contract.run import RestartPolicy, Run
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
@@ -348,21 +348,16 @@ def test_the_newest_commit_is_kept_and_an_account_without_one_is_read_as_before(
     assert GoodputAccount(Records(str(tmp_path)), story.run, print).earlier() == GoodputRecord("uid-1", Goodput(1, 2))
 
 
-def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "COMMIT_SECONDS", 0.01)
     story = started(run_dir=str(tmp_path))
-
-    async def kept() -> CheckpointReport | None:
-        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted.gang = story.gang
-        hosting = asyncio.ensure_future(hosted._keep_account())
-        await asyncio.sleep(0)
-        hosted.heard(0, Reported(1, rank_report_to_json(Checkpoint(0, 40, "/c"))))
-        deadline = time.monotonic() + ACCOUNT_SECONDS - 5
-        while (found := Records(str(tmp_path)).goodput("uid-1").checkpoint) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a file)
-            await asyncio.sleep(0.01)
-        hosting.cancel()
-        return found
-
-    found = asyncio.run(kept())
+    hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+    hosted.gang = story.gang
+    hosting = asyncio.ensure_future(hosted._keep_account())
+    await asyncio.sleep(0)
+    hosted.heard(0, Reported(1, rank_report_to_json(Checkpoint(0, 40, "/c"))))
+    deadline = time.monotonic() + ACCOUNT_SECONDS - 5
+    while (found := Records(str(tmp_path)).goodput("uid-1").checkpoint) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a file)
+        await asyncio.sleep(0.01)
+    hosting.cancel()
     assert (found.step, found.path) == (40, "/c")

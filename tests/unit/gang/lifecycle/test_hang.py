@@ -78,12 +78,6 @@ def test_a_step_ends_an_evaluation_that_nobody_said_the_end_of() -> None:
     assert story.waits(60).gang.phase is Phase.STOPPING
 
 
-def test_what_follows_the_last_step_has_the_four_hours_of_an_export() -> None:
-    story = started(timeouts=LIMITS, nodes=1).reports(0, Step(0, 9, total_steps=9))
-    assert story.waits(14399).gang.phase is Phase.ACTIVE
-    assert story.waits(1).gang.phase is Phase.STOPPING
-
-
 def test_the_rank_that_misses_the_newest_step_is_named_with_its_file_and_the_gang_starts_again() -> None:
     story = scripted().reports(0, Step(0, 4)).waits(60)
     found = failure(dumped(dumped(story, 0, stacks="/r/0"), 1, stacks="/r/1"))
@@ -296,7 +290,14 @@ def test_the_next_attempt_knows_nothing_of_the_hang_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "seconds"), [(Step(0, 4), 3600), (Activity(0, "Evaluate"), 7200), (Activity(0, "Save"), 3600), (Activity(0, "Load"), 14400)]
+    ("report", "seconds"),
+    [
+        (Step(0, 4), 3600),
+        (Step(0, 9, total_steps=9), 14400),  # an export follows the last step
+        (Activity(0, "Evaluate"), 7200),
+        (Activity(0, "Save"), 3600),
+        (Activity(0, "Load"), 14400),
+    ],
 )
 def test_a_job_that_states_no_limit_has_so_long_for_an_activity(report: RankReport, seconds: int) -> None:
     story = started(nodes=1).reports(0, Step(0, 3), report)

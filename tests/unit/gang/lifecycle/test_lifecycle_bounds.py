@@ -15,7 +15,7 @@ from lockstep_gang.lifecycle.goodput import accounted_now_and_then
 from lockstep_gang.lifecycle.session import interactive_report
 from lockstep_gang.lifecycle.stragglers import with_sample, with_stragglers
 from unit.gang.cases import make_run
-from unit.gang.story import Story, all_stopped, hello, started
+from unit.gang.story import Story, hello, started
 
 
 def straggler_after(*slowdowns: float, before: tuple[Straggler, ...] = ()) -> tuple[str, ...]:
@@ -66,16 +66,6 @@ def test_every_65th_attempt_has_the_port_of_the_first() -> None:
         return order.master_port
 
     assert [port(attempt) for attempt in (1, 2, 64, 65)] == [29500, 29501, 29563, 29500]
-
-
-def test_a_report_has_the_last_ten_failures() -> None:
-    story = started(restart=RestartPolicy(1000, 0))
-    for attempt in range(1, 13):
-        story.exits(0, attempt)
-        all_stopped(story)
-        for node in range(2):
-            story.hears(node, hello(node, known=attempt))
-    assert [entry.attempt for entry in story.report.history] == list(range(3, 13))
 
 
 def test_of_a_request_256_characters_are_reported() -> None:

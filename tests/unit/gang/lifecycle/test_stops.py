@@ -104,14 +104,15 @@ def test_before_the_first_step_there_is_nothing_to_save(commit: int | None, mess
     assert said(stop) == (Save.NOTHING_TO_SAVE, message, commit, 0)
 
 
-def test_of_a_script_that_reports_nothing_it_isnt_known_whether_it_saved() -> None:
-    stop = ended(stopping(training(training=None)), 75, 0)
-    assert said(stop) == (
-        Save.UNKNOWN,
-        "stopped: its ranks exited with 0 or exited with 75; the script reports no checkpoint, so only it knows what was saved",
-        None,
-        None,
-    )
+@pytest.mark.parametrize(
+    ("step", "code", "message"),
+    [(None, 0, "stopped: its ranks exited with 0 or exited with 75"), (7, 75, "stopped at step 7: its ranks exited with 75")],
+    ids=["nothing", "steps"],
+)
+def test_of_a_script_that_reports_no_checkpoint_it_isnt_known_whether_it_saved(step: int | None, code: int, message: str) -> None:
+    stop = ended(stopping(training(step=step, training=None)), 75, code)
+    words = f"{message}; the script reports no checkpoint, so only it knows what was saved"
+    assert said(stop) == (Save.UNKNOWN, words, None, None)
 
 
 ASKED, BY_ITSELF = (0, True), (0, False)
@@ -167,16 +168,6 @@ def test_a_drained_node_s_successor_goes_on_though_all_ranks_exited_with_0_and_a
 def test_ranks_that_a_signal_ended_are_told_in_the_plural() -> None:
     stop = ended(stopping(training(training=None)), None, None, signal="SIGTERM")
     assert stop.message.startswith("stopped: its ranks were ended by SIGTERM; ")
-
-
-def test_of_a_script_that_reports_steps_and_no_checkpoint_it_isnt_known_either() -> None:
-    stop = ended(stopping(training(step=7, training=None)), 75, 75)
-    assert said(stop) == (
-        Save.UNKNOWN,
-        "stopped at step 7: its ranks exited with 75; the script reports no checkpoint, so only it knows what was saved",
-        None,
-        None,
-    )
 
 
 def test_a_script_that_reports_its_commits_is_judged_by_them() -> None:

@@ -221,40 +221,34 @@ async def test_a_device_that_hangs_is_told_and_hides_no_other(tmp_path: Path, mo
     assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]
 
 
-def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        # As one that hangs in a driver: its pipe doesn't end by the kill.
-        keep = (
-            'import subprocess\nheld = subprocess.Popen(["sleep", "30"], start_new_session=True)\nopen(os.environ["FOLDER"] + "/held",'
-            ' "w").write(str(held.pid))\n'
-        )
-        said = 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n'
-        mine, _ = node(tmp_path, monkeypatch, keep + DEVICES + said, gpus=2)
-        monkeypatch.setattr(programs, "KILLED_SECONDS", 0.2)
-        try:
-            tested = await mine.result(3, anew=False)
-            assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]
-        finally:
-            os.kill(int((tmp_path / "held").read_text()), 9)
-
-    asyncio.run(test())
+async def test_what_a_process_said_that_outlives_its_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As one that hangs in a driver: its pipe doesn't end by the kill.
+    keep = (
+        'import subprocess\nheld = subprocess.Popen(["sleep", "30"], start_new_session=True)\nopen(os.environ["FOLDER"] + "/held",'
+        ' "w").write(str(held.pid))\n'
+    )
+    said = 'print(json.dumps({"stage": "products"}), flush=True)\ntime.sleep(600)\n'
+    mine, _ = node(tmp_path, monkeypatch, keep + DEVICES + said, gpus=2)
+    monkeypatch.setattr(programs, "KILLED_SECONDS", 0.2)
+    try:
+        tested = await mine.result(3, anew=False)
+        assert [(device.index, device.error) for device in tested.devices] == [(0, ""), (1, "not done after 3 s, in: products")]
+    finally:
+        os.kill(int((tmp_path / "held").read_text()), 9)
 
 
-def test_nothing_of_it_runs_when_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        program = (
-            'open(os.environ["FOLDER"] + "/pid", "w").write(str(os.getpid()))\nos.rename(os.environ["FOLDER"] + "/pid",'
-            ' os.environ["FOLDER"] + "/there")\ntime.sleep(600)\n'
-        )
-        mine, _ = node(tmp_path, monkeypatch, program)
-        mine.begin()
-        while not (tmp_path / "there").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        pid = int((tmp_path / "there").read_text())
-        mine.end()
-        assert os.waitpid(pid, 0)[1] == 9  # noqa: ASYNC222 (it was killed)
-
-    asyncio.run(test())
+async def test_nothing_of_it_runs_when_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        'open(os.environ["FOLDER"] + "/pid", "w").write(str(os.getpid()))\nos.rename(os.environ["FOLDER"] + "/pid",'
+        ' os.environ["FOLDER"] + "/there")\ntime.sleep(600)\n'
+    )
+    mine, _ = node(tmp_path, monkeypatch, program)
+    mine.begin()
+    while not (tmp_path / "there").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    pid = int((tmp_path / "there").read_text())
+    mine.end()
+    assert os.waitpid(pid, 0)[1] == 9  # noqa: ASYNC222 (it was killed)
 
 
 @pytest.mark.parametrize("changes", [{"preflight": None}, {"preflight": Expected()}])

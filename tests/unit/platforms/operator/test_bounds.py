@@ -1,4 +1,4 @@
-"""Limits of what the operator keeps in memory: tokens, addresses, losses, runs, jobs and fields."""
+"""Limits of what the operator keeps in memory: addresses, losses, runs, jobs and fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cryptography import x509
 from lockstep.kube.cluster import Cluster
 from lockstep.plan.render.objects import Frozen, GangRun
 from lockstep.platforms.operator import tls_port
-from lockstep.platforms.operator.authenticate import Reviewed
 from lockstep.platforms.operator.certificate import Certificates, make_certificates, needs_renewal
 from lockstep.platforms.operator.memory.history import RememberedLosses, RememberedRuns
 from lockstep.platforms.operator.memory.inventory import WATCHED
@@ -28,19 +27,6 @@ from unit.kube.test_bounds import Recording
 
 KEY = ("ns", "x")
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
-
-
-async def test_of_4097_good_tokens_the_oldest_is_asked_about_again() -> None:
-    asked: list[str] = []
-
-    async def review(token: str) -> dict[str, Any]:
-        asked.append(token)
-        return {"authenticated": True}
-
-    reviewed = Reviewed(review, lambda: 0.0)
-    for number in (*range(4097), 1, 0):
-        await reviewed(str(number))
-    assert asked[4097:] == ["0"]
 
 
 def test_of_16385_addresses_the_oldest_is_a_stranger_s_again() -> None:

@@ -8,13 +8,11 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from lockstep.api.names import KEY_SECRET, KEY_VOLUME, REPORT_AUDIENCE, TLS_SECRET, key_secret_name
 from lockstep.api.objects import Object
@@ -31,12 +29,10 @@ from lockstep.platforms.operator.execute import Executor
 from lockstep.platforms.operator.memory.inventory import Inventory
 from lockstep.platforms.operator.operator import Settings
 from lockstep.platforms.operator.replica import Replica
-from lockstep.platforms.operator.report_server import PATH, ReportServer
 from lockstep.platforms.operator.secrets import UnusableSecret, certificates, job_key, key_secret, master_key, run_key
-from lockstep_gang.contract.proof import parse_key, report_signature
-from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, job_header, report_body
+from lockstep_gang.contract.report import JOB_HEADER, job_header, report_body
 from unit.plan.reconcile.test_reconcile import NOW, UID, after, condition, fresh, pod, report, stored
-from unit.platforms.operator.test_report_server import REPORT, inventory, owned, reviewed
+from unit.platforms.operator.test_report_server import REPORT, inventory, owned, reviewed, served, signed
 
 MASTER, LOST = b"m" * 32, b"l" * 32
 DNS = service_names("lockstep-operator", "lockstep-system")
@@ -53,43 +49,17 @@ def mounting(secret: str) -> Inventory:
     return seen
 
 
-def headers(master: bytes, body: bytes, token: str = "t") -> dict[str, str]:  # noqa: S107 (no secret)
-    signature = report_signature(parse_key(job_key(master, "job-uid")), body)
-    return {"Authorization": f"Bearer {token}", JOB_HEADER: job_header(REPORT.job), SIGNATURE_HEADER: signature}
-
-
-Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
-
-
-def served(use: Use, seen: Inventory, review: Object | None = None) -> list[str]:
-    """The tokens that the API server was asked about."""
-    asked: list[str] = []
-
-    async def say(token: str) -> Object:
-        asked.append(token)
-        return reviewed() if review is None else review
-
-    async def run() -> None:
-        server = ReportServer(MASTER, say, seen, lambda key: None)
-        async with TestClient(TestServer(server.application())) as connection:
-            await use(connection, server)
-
-    asyncio.run(run())
-    return asked
-
-
 def code(secret: str, signed_by: bytes, review: Object | None = None) -> tuple[int, bool]:
     """(reply, whether the job is then said to report with another key)."""
-    told: list[tuple[int, bool]] = []
 
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        body = report_body(REPORT)
-        async with connection.post(PATH, data=body, headers=headers(signed_by, body)) as reply:
-            told.append((reply.status, server.reports.is_unverified("job-uid")))
-            assert (server.reports.of("job-uid") is not None) == (reply.status == 200)
+    async def post() -> tuple[int, bool]:
+        async with served(review, mounting(secret)) as scene:
+            body = report_body(REPORT)
+            status, _ = await scene.post(body, signed(body, master=signed_by))
+            assert (scene.server.reports.of("job-uid") is not None) == (status == 200)
+            return status, scene.server.reports.is_unverified("job-uid")
 
-    served(use, mounting(secret), review)
-    return told[0]
+    return asyncio.run(post())
 
 
 OWN, OF_LOST, OF_OLDER = key_secret(MASTER, "x", "job-uid"), key_secret(LOST, "x", "job-uid"), key_secret_name("x")
@@ -117,31 +87,23 @@ def test_a_gang_whose_key_this_operator_made_has_to_sign_with_it_whatever_token_
     assert code(OWN, LOST, reviewed(authenticated=False)) == (401, False)
 
 
-def test_reports_without_a_fitting_signature_cost_the_api_server_one_question_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_without_a_fitting_signature_cost_the_api_server_one_question_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_server, "ASKED_SECONDS", 3600.0)
-
-    async def flood(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        body = report_body(REPORT)
+    body, stranger = report_body(REPORT), {JOB_HEADER: job_header(replace(REPORT.job, uid="of-no-job"))}
+    async with served(reviewed(authenticated=False), mounting(OF_LOST)) as scene:
         for number in range(50):
-            async with connection.post(PATH, data=body, headers=headers(LOST, body, f"junk-{number}")) as reply:
-                assert reply.status == 401
-        stranger = replace(REPORT.job, uid="of-no-job")
-        async with connection.post(PATH, data=body, headers={**headers(LOST, body), JOB_HEADER: job_header(stranger)}) as reply:
-            assert reply.status == 401
-
-    assert served(flood, mounting(OF_LOST), reviewed(authenticated=False)) == ["junk-0"]
+            assert (await scene.post(body, signed(body, master=LOST, token=f"junk-{number}")))[0] == 401
+        assert (await scene.post(body, signed(body, master=LOST) | stranger))[0] == 401
+        assert scene.asked == ["junk-0"]
 
 
-def test_a_token_that_was_good_is_asked_for_again_at_every_report_of_such_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_that_was_good_is_asked_for_again_at_every_report_of_such_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_server, "ASKED_SECONDS", 3600.0)
-
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+    async with served(seen=mounting(OF_LOST)) as scene:
         for number in range(3):
             body = report_body(replace(REPORT, sequence=10 + number))
-            async with connection.post(PATH, data=body, headers=headers(LOST, body)) as reply:
-                assert reply.status == 200
-
-    assert set(served(use, mounting(OF_LOST))) == {"t"}
+            assert (await scene.post(body, signed(body, master=LOST)))[0] == 200
+        assert set(scene.asked) == {"t"}
 
 
 # What status says of it.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from lockstep.api.names import REPORT_AUDIENCE
 from lockstep.kube.cluster import ApiError
-from lockstep.platforms.operator import authenticate, report_server
+from lockstep.platforms.operator import report_server
 from lockstep.platforms.operator.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
 from lockstep.platforms.operator.certificate import make_certificates, needs_renewal, renew, service_names
 from lockstep.platforms.operator.memory.inventory import Inventory
@@ -32,7 +32,7 @@ from lockstep_gang.contract.reply import FactType, parse_reply
 from lockstep_gang.contract.report import RankCount, Report, State, report_body, report_bytes_max
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_spec.codec import to_json
-from unit.virtual_time import VirtualClock
+from unit.virtual_time import VirtualClock, forever
 
 NODES_MAX = 1024
 
@@ -66,104 +66,88 @@ def reviewed(pod: str = "x-0", uid: str = "pod-0", namespace: str = "ns", **stat
     return {"authenticated": True, "audiences": [REPORT_AUDIENCE], "user": user, **status}
 
 
-def signed(body: bytes, uid: str = "job-uid") -> dict[str, str]:
-    """As a coordinator sends it; `uid`: whose key signs."""
-    signature = report_signature(parse_key(job_key(MASTER, uid)), body)
-    return {"Authorization": "Bearer t", "X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": signature}
+def signed(body: bytes, uid: str = "job-uid", master: bytes = MASTER, token: str = "t") -> dict[str, str]:  # noqa: S107 (no secret)
+    """As a coordinator sends it; `uid`, `master`: whose key signs."""
+    signature = report_signature(parse_key(job_key(master, uid)), body)
+    return {"Authorization": f"Bearer {token}", "X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": signature}
 
 
-Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
+@dataclass(frozen=True)
+class Scene:
+    """A server of reports, a connection to it, and the jobs that it told of."""
+
+    connection: TestClient[Any, Any]
+    server: ReportServer
+    heard: list[tuple[str, str]]
+    asked: list[str]
+    """Tokens that the API server was asked about."""
+
+    async def post(self, body: bytes | AsyncIterator[bytes], headers: Mapping[str, str]) -> tuple[int, Any]:
+        """Status and JSON of the reply to a report."""
+        async with self.connection.post(PATH, data=body, headers=headers) as reply:
+            return reply.status, await reply.json()
 
 
-def served(use: Use, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> list[tuple[str, str]]:
-    """Run `use` against a server; the jobs it told of."""
-    heard: list[tuple[str, str]] = []
+@asynccontextmanager
+async def served(review: dict[str, Any] | None = None, seen: Inventory | None = None) -> AsyncIterator[Scene]:
+    """A scene in which a TokenReview says `review`; {}: there is no API server."""
 
     async def say(token: str) -> dict[str, Any]:
-        assert token == "t"
+        scene.asked.append(token)
         if review == {}:
             raise ApiError(500, "InternalError", "no")
         return reviewed() if review is None else review
 
-    async def run() -> None:
-        server = ReportServer(MASTER, say, seen or inventory(), heard.append)
-        async with TestClient(TestServer(server.application())) as connection:
-            await use(connection, server)
-
-    asyncio.run(run())
-    return heard
+    heard: list[tuple[str, str]] = []
+    server = ReportServer(MASTER, say, inventory() if seen is None else seen, heard.append)
+    async with TestClient(TestServer(server.application())) as connection:
+        scene = Scene(connection, server, heard, [])
+        yield scene
 
 
 def code(headers: dict[str, str], body: bytes, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> int:
-    codes: list[int] = []
+    """Status of the reply to one report, whose job is told of if it is taken."""
 
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async with connection.post(PATH, data=io.BytesIO(body), headers=headers) as reply:
-            codes.append(reply.status)
+    async def post() -> int:
+        async with served(review, seen) as scene:
+            status, _ = await scene.post(body, headers)
+            assert (status == 200) == (scene.heard == [("ns", "x")])
+            return status
 
-    heard = served(use, review, seen)
-    assert (codes[0] == 200) == (heard == [("ns", "x")])
-    return codes[0]
+    return asyncio.run(post())
 
 
-def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+async def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
+    async with served() as scene:
         body = report_body(REPORT)
-        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, await reply.json()) == (200, {"facts": [], "racks": []})
-        kept = server.reports.of("job-uid")
-        assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
-
-    assert served(use) == [("ns", "x")]
+        assert await scene.post(body, signed(body)) == (200, {"facts": [], "racks": []})
+        kept = scene.server.reports.of("job-uid")
+        assert (kept.report, kept.pod_uid, scene.heard) == (REPORT, "pod-0", [("ns", "x")])
 
 
-async def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad_one_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-    now = 0.0
-
-    async def review(token: str) -> dict[str, Any]:
-        asked.append(token)
-        return {"authenticated": token != "bad"}
-
-    monkeypatch.setattr(authenticate, "REVIEWED_MAX", 2)
-    reviewed = authenticate.Reviewed(review, lambda: now)
-    for moment, token in ((0, "a"), (30, "a"), (30, "b"), (31, "bad"), (32, "bad"), (61, "a"), (62, "c"), (63, "b")):
-        now = moment
-        assert (await reviewed(token))["authenticated"] == (token != "bad")
-    assert asked == ["a", "b", "bad", "bad", "a", "c", "b"]  # the last: no room for three
-
-
-def test_the_reply_says_what_became_of_the_job_s_pods_also_of_one_that_is_gone() -> None:
+async def test_the_reply_says_what_became_of_the_job_s_pods_also_of_one_that_is_gone() -> None:
     seen = inventory()
     mark = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for y"}
     preempted = owned("Pod", "x-1", "pod-1", "set-uid", spec={}, status={"phase": "Running", "conditions": [mark]})
-
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        server.losses.see_pod(("ns", "x"), preempted, 0.0)
+    async with served(seen=seen) as scene:
+        scene.server.losses.see_pod(("ns", "x"), preempted, 0.0)
         seen.observe("Pod", preempted, deleted=True)
         body = report_body(REPORT)
-        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            facts = parse_reply(await reply.read()).facts
-        assert [(fact.type, fact.node, fact.pod_uid) for fact in facts if fact.node == 1] == [
-            (FactType.PREEMPTED, 1, "pod-1"),
-            (FactType.WAITING, 1, ""),
-        ]
-
-    served(use, seen=seen)
+        _, reply = await scene.post(body, signed(body))
+    facts = parse_reply(json.dumps(reply).encode()).facts
+    assert [(fact.type, fact.node, fact.pod_uid) for fact in facts if fact.node == 1] == [
+        (FactType.PREEMPTED, 1, "pod-1"),
+        (FactType.WAITING, 1, ""),
+    ]
 
 
-def test_a_sequence_that_is_not_newer_is_answered_with_the_newest() -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        replies = []
-        for sequence in (5, 5, 4, 6):
+async def test_a_sequence_that_is_not_newer_is_answered_with_the_newest() -> None:
+    async with served() as scene:
+        for sequence, status, newest in ((5, 200, None), (5, 409, 5), (4, 409, 5), (6, 200, None)):
             body = report_body(replace(REPORT, sequence=sequence))
-            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-                replies.append((reply.status, (await reply.json()).get("sequence")))
-        assert replies == [(200, None), (409, 5), (409, 5), (200, None)]
-
-    assert len(served(use)) == 2
+            answer, reply = await scene.post(body, signed(body))
+            assert (answer, reply.get("sequence")) == (status, newest)
+    assert len(scene.heard) == 2
 
 
 @pytest.mark.parametrize(
@@ -229,17 +213,14 @@ def test_what_is_no_report_is_refused(body: bytes) -> None:
     assert code(signed(body), body) == 400
 
 
-def test_a_report_is_taken_without_what_cannot_be_read_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+async def test_a_report_is_taken_without_what_cannot_be_read_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as scene:
         for sequence in (5, 6):
             value = to_json(replace(REPORT, sequence=sequence, state=State.FAILED)) | {"failure": {"rank": sequence}, "future": 1}
             body = json.dumps(value).encode()
-            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-                assert reply.status == 200
-        newest = server.reports.of("job-uid")
+            assert (await scene.post(body, signed(body)))[0] == 200
+        newest = scene.server.reports.of("job-uid")
         assert newest is not None and (newest.report.state, newest.report.failure) == (State.FAILED, None)
-
-    served(use)
     said = [record.getMessage() for record in caplog.records if "without what" in record.getMessage()]
     assert said == ["reports of ns/x/job-uid are taken without what this version can't read: report.failure.message is missing"]
 
@@ -261,7 +242,7 @@ def test_nothing_is_parsed_before_its_signature_is_checked(monkeypatch: pytest.M
         assert code(headers, body) == 401
 
 
-def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_server, "BODY_SECONDS", 0.1)
     body = report_body(REPORT)
 
@@ -269,11 +250,9 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.Monk
         yield body[:-1]
         await asyncio.Event().wait()
 
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async with connection.post(PATH, data=drip(), headers=signed(body)) as reply:
-            assert reply.status == 408
-
-    assert served(use) == []
+    async with served() as scene:
+        assert (await scene.post(drip(), signed(body)))[0] == 408
+        assert scene.heard == []
 
 
 def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,21 +266,18 @@ def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(m
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_tenant_s_own_key_takes_no_place_and_no_time_of_the_namespace_that_it_claims(
+async def test_a_tenant_s_own_key_takes_no_place_and_no_time_of_the_namespace_that_it_claims(
     monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     proven: list[str] = []
     monkeypatch.setattr(report_server, "prove", lambda request, job: proven.append(job.namespace))
-
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        server.standing = lambda: Standing(leads, None)
+    async with served() as scene:
+        scene.server.standing = lambda: Standing(leads, None)
         body = report_body(replace(REPORT, job=JobIdentity("x", "ns", "uid-of-mallory")))
         headers = {**signed(body, "uid-of-mallory"), "X-Lockstep-Job": "ns/x/uid-of-mallory"}
-        async with connection.post(PATH, data=body, headers=headers) as reply:
-            assert reply.status == (403 if leads else 503)
-        assert proven == ([] if leads else ["uid-of-mallory"]) and not server.reports._free_at
-
-    assert served(use) == []
+        assert (await scene.post(body, headers))[0] == (403 if leads else 503)
+        assert proven == ([] if leads else ["uid-of-mallory"])
+        assert not scene.server.reports._free_at and scene.heard == []
 
 
 def test_a_job_s_key_signs_for_that_job_only() -> None:
@@ -376,15 +352,13 @@ def test_what_was_used_is_forgotten_when_it_no_longer_counts_not_when_the_job_is
     assert not reports._free_at
 
 
-def test_a_report_beyond_the_share_is_told_when_to_come_again() -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+async def test_a_report_beyond_the_share_is_told_when_to_come_again() -> None:
+    async with served() as scene:
         for _ in range(30):
-            server.reports.asked_in_vain(JOB)
+            scene.server.reports.asked_in_vain(JOB)
         body = report_body(REPORT)
-        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, reply.headers["Retry-After"]) == (429, "29")
-
-    assert served(use) == []
+        async with scene.connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, reply.headers["Retry-After"], scene.heard) == (429, "29", [])
 
 
 async def test_a_job_s_good_token_is_asked_about_once_a_minute_however_many_others_there_are(clock: VirtualClock) -> None:
@@ -420,52 +394,36 @@ def test_a_pod_that_no_longer_belongs_to_the_job_is_refused(change: str) -> None
     assert code(signed(body), body, seen=seen) == 403
 
 
-def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async with TestClient(TestServer(server.probes())) as kubelet:
-
-            async def code(path: str) -> int:
-                async with kubelet.get(path) as reply:
-                    return reply.status
-
-            server.standing = lambda: Standing(leads=False)
-            assert [await code(path) for path in ("/readyz", "/healthz")] == [503, 200]
-            server.standing = lambda: Standing(leads=False, leader="10.0.0.1:8443")
-            assert await code("/readyz") == 200
-            server.standing = lambda: Standing(leads=False)
-            assert await code("/readyz") == 200
-
-    served(use)
+async def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
+    async with served() as scene, TestClient(TestServer(scene.server.probes())) as kubelet:
+        for path, leader, status in (
+            ("/readyz", None, 503), ("/healthz", None, 200), ("/readyz", "10.0.0.1:8443", 200), ("/readyz", None, 200),
+        ):  # fmt: skip
+            scene.server.standing = lambda leader=leader: Standing(leads=False, leader=leader)
+            async with kubelet.get(path) as reply:
+                assert reply.status == status
 
 
 @pytest.mark.parametrize(("leader", "status"), [("10.0.0.1:8443", 421), ("", 421), (None, 503)])
-def test_a_replica_that_does_not_lead_says_who_does_to_coordinators_only(leader: str | None, status: int) -> None:
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        server.standing = lambda: Standing(leads=False, leader=leader)
+async def test_a_replica_that_does_not_lead_says_who_does_to_coordinators_only(leader: str | None, status: int) -> None:
+    async with served(seen=Inventory()) as scene:
+        scene.server.standing = lambda: Standing(leads=False, leader=leader)
         body = large(report_bytes_max(1024))  # it knows no job, and so no size
-        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+        answer, reply = await scene.post(body, signed(body))
+        assert (answer, reply.get("leader")) == (status, leader)
         for headers in (signed(body, "another-job"), {}, {"Authorization": "Bearer t"}):
-            async with connection.post(PATH, data=body, headers=headers) as reply:
-                assert (reply.status, (await reply.json()).get("leader")) == (401, None)
+            answer, reply = await scene.post(body, headers)
+            assert (answer, reply.get("leader")) == (401, None)
+        assert scene.heard == []
 
-    assert served(use, seen=Inventory()) == []
 
-
-def test_last_lines_are_accepted_only_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_lines_are_accepted_only_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.platforms.operator.report_server.WRITTEN_SECONDS", 0.05)
-
-    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        async def never(key: tuple[str, str]) -> None:
-            await asyncio.Event().wait()
-
-        server.written = never
+    async with served() as scene:
+        scene.server.written = forever
         for sequence, log, status in ((6, ("done",), 503), (7, (), 200)):
             body = report_body(replace(REPORT, sequence=sequence, log=log))
-            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-                assert reply.status == status
-
-    served(use)
+            assert (await scene.post(body, signed(body)))[0] == status
 
 
 NAMES = service_names("lockstep-operator", "lockstep-system")

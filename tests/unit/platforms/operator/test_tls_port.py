@@ -10,7 +10,8 @@ import logging
 import socket
 import ssl
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -76,59 +77,53 @@ def in_one_second(limits: Limits) -> Rate:
     return Rate(limits, lambda: 0.0)
 
 
-def play(
-    test: Callable[[Scene], Awaitable[None]],
-    limits: Limits = ROOMY,
-    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
-    context: ssl.SSLContext | None = CONTEXT,
-) -> None:
-    async def story() -> None:
-        scene: Scene
+@asynccontextmanager
+async def scene_of(limits: Limits = ROOMY, context: ssl.SSLContext | None = CONTEXT) -> AsyncIterator[Scene]:
+    """A scene at a port with these limits."""
+    scene: Scene
 
-        async def page(request: web.Request) -> web.Response:
-            return web.Response(text="here")
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="here")
 
-        async def large(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse()
-            await response.prepare(request)
-            try:
-                while True:
-                    await response.write(b"x" * 65536)
-            finally:
-                scene.gone.set()
+    async def large(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * 65536)
+        finally:
+            scene.gone.set()
 
-        async def stay(request: web.Request) -> web.Response:
-            """Until it is released, as a report that waits for the API server."""
-            if "Proven" in request.headers:
-                prove(request, JOB)
-            scene.asked.set()
-            await scene.release.wait()
-            return web.Response(text="done")
+    async def stay(request: web.Request) -> web.Response:
+        """Until it is released, as a report that waits for the API server."""
+        if "Proven" in request.headers:
+            prove(request, JOB)
+        scene.asked.set()
+        await scene.release.wait()
+        return web.Response(text="done")
 
-        async def proving(request: web.Request) -> web.Response:
-            """For the job that the query names."""
-            namespace, uid = request.query.get("namespace", JOB.namespace), request.query.get("uid", JOB.uid)
-            prove(request, JobIdentity("x", namespace, uid))
-            return web.Response(text="heard", status=int(request.query.get("status", "200")))
+    async def proving(request: web.Request) -> web.Response:
+        """For the job that the query names."""
+        namespace, uid = request.query.get("namespace", JOB.namespace), request.query.get("uid", JOB.uid)
+        prove(request, JobIdentity("x", namespace, uid))
+        return web.Response(text="heard", status=int(request.query.get("status", "200")))
 
-        async def echo(request: web.Request) -> web.Response:
-            return web.Response(body=await request.read())
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
 
-        app = web.Application()
-        app.router.add_get("/", page)
-        app.router.add_get("/large", large)
-        app.router.add_get("/stay", stay)
-        app.router.add_get("/prove", proving)
-        app.router.add_post("/echo", echo)
-        async with serving(app, "", 0, context, limits) as port:
-            scene = Scene(port)
-            try:
-                await asyncio.wait_for(test(scene), PATIENCE_SECONDS)
-            finally:
-                scene.release.set()
-                await scene.close()
-
-    run(story())
+    app = web.Application()
+    app.router.add_get("/", page)
+    app.router.add_get("/large", large)
+    app.router.add_get("/stay", stay)
+    app.router.add_get("/prove", proving)
+    app.router.add_post("/echo", echo)
+    async with serving(app, "", 0, context, limits) as port, asyncio.timeout(PATIENCE_SECONDS):
+        scene = Scene(port)
+        try:
+            yield scene
+        finally:
+            scene.release.set()
+            await scene.close()
 
 
 async def is_closed(streams: Streams) -> bool:
@@ -212,49 +207,43 @@ async def a_refused_body_that_never_comes(scene: Scene) -> None:
         (a_refused_body_that_never_comes, 1),
     ],
 )
-def test_nobody_is_waited_for_any_longer(test: Callable[[Scene], Awaitable[None]], seconds: float) -> None:
-    clock = VirtualClock()
-    play(test, KEPT, run=clock.run)
+async def test_nobody_is_waited_for_any_longer(test: Callable[[Scene], Awaitable[None]], seconds: float, clock: VirtualClock) -> None:
+    async with scene_of(KEPT) as scene:
+        await test(scene)
     assert clock.now - 1000.0 == pytest.approx(seconds, abs=0.5)
 
 
-def test_a_connection_is_for_one_request() -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_connection_is_for_one_request() -> None:
+    async with scene_of() as scene:
         reader, writer = await scene.connect()
         writer.write(GET * 100)
         answers = await reader.read()
         assert answers.count(b"HTTP/1.1 200 OK") == 1
         assert b"Connection: close" in answers
 
-    play(test)
-
 
 @pytest.mark.parametrize(
     "request_", [b"\x00junk\r\n\r\n", GET.replace(b"\r\n\r\n", b"\r\na: b" * 100 + b"\r\n\r\n")], ids=["junk", "headers"]
 )
-def test_what_is_no_request_gets_one_answer_and_the_next_one_is_served(request_: bytes) -> None:
-    async def test(scene: Scene) -> None:
+async def test_what_is_no_request_gets_one_answer_and_the_next_one_is_served(request_: bytes) -> None:
+    async with scene_of() as scene:
         streams = await scene.connect()
         assert await scene.code(streams, request_) == 400
         await streams[0].read()
         assert await scene.served()
 
-    play(test)
 
-
-def test_a_body_is_never_inflated() -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_body_is_never_inflated() -> None:
+    async with scene_of() as scene:
         packed = zlib.compress(b"0" * 1000)
         head = f"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: deflate\r\nContent-Length: {len(packed)}\r\n\r\n"
         reader, writer = await scene.connect()
         writer.write(head.encode() + packed)
         assert (await reader.read()).endswith(packed)
 
-    play(test)
 
-
-def test_one_address_has_so_many_connections_and_others_have_theirs() -> None:
-    async def test(scene: Scene) -> None:
+async def test_one_address_has_so_many_connections_and_others_have_theirs() -> None:
+    async with scene_of(replace(ROOMY, peer_connections=2)) as scene:
         held = [await scene.connect("127.0.0.2") for _ in range(2)]
         assert not await scene.served("127.0.0.2")
         assert await scene.served("127.0.0.3")
@@ -263,14 +252,12 @@ def test_one_address_has_so_many_connections_and_others_have_theirs() -> None:
             await streams[0].read()
         assert await scene.served("127.0.0.2")
 
-    play(test, replace(ROOMY, peer_connections=2))
 
-
-def test_whoever_is_gone_has_left_the_place_also_where_python_can_not_abort_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_is_gone_has_left_the_place_also_where_python_can_not_abort_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian 12's Python raises AttributeError then; each answered probe of a kubelet took a place for good."""
     monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport.abort", lambda transport: transport._ssl_protocol._abort(None))
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, peer_connections=2)) as scene:
         for _ in range(6):
             streams = await scene.connect()
             assert await scene.code(streams) == 200
@@ -279,11 +266,9 @@ def test_whoever_is_gone_has_left_the_place_also_where_python_can_not_abort_what
             with contextlib.suppress(OSError):
                 await streams[1].wait_closed()
 
-    play(test, replace(ROOMY, peer_connections=2))
 
-
-def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longest_and_proved_nothing() -> None:
-    async def test(scene: Scene) -> None:
+async def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longest_and_proved_nothing() -> None:
+    async with scene_of(replace(ROOMY, connections=2)) as scene:
         proven = await scene.connect("127.0.0.2")
         proven[1].write(b"GET /stay HTTP/1.1\r\nHost: x\r\nProven: yes\r\n\r\n")
         await scene.asked.wait()
@@ -294,27 +279,23 @@ def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longe
         scene.release.set()
         assert await scene.code(proven, b"") == 200
 
-    play(test, replace(ROOMY, connections=2))
-
 
 PROVE = b"GET /prove HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def test_addresses_of_jobs_have_room_whatever_strangers_use_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_addresses_of_jobs_have_room_whatever_strangers_use_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, rate=2)) as scene:
         assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
         results = await asyncio.gather(*(scene.served(f"127.0.1.{number}") for number in range(1, 10)))
         assert sum(results) == 3  # and the first one
         assert await scene.served("127.0.0.2")
 
-    play(test, replace(ROOMY, rate=2))
-
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
-    async def test(scene: Scene) -> None:
+async def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
+    async with scene_of(replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=2)) as scene:
         assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
         job = await scene.connect("127.0.0.2", tls=tls)  # the longest there
         stranger = await scene.connect("127.0.0.3", tls=tls)
@@ -326,21 +307,17 @@ def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
         else:
             assert not job[0].at_eof()
 
-    play(test, replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=2))
 
-
-def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_port, "KNOWN_SECONDS", 0.0)
     monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, rate=1)) as scene:
         assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
         assert not await scene.served("127.0.0.2")
 
-    play(test, replace(ROOMY, rate=1))
 
-
-def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next connection gets the number that the closed socket had. The event loop must know that it is another one."""
     listeners: list[Listener] = []
 
@@ -359,7 +336,7 @@ def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: py
     monkeypatch.setattr(tls_port, "Listener", Dropping)
     monkeypatch.setattr(tls_port, "_Watched", DroppedOnce)
 
-    async def test(scene: Scene) -> None:
+    async with scene_of() as scene:
         loop, context = asyncio.get_running_loop(), ssl.create_default_context(cadata=CERTIFICATES.ca_cert)
         with socket.socket() as first, socket.socket() as second:  # made first: the number that is freed is then for the accepted one
             await loop.run_in_executor(None, first.connect, ("127.0.0.1", scene.port))
@@ -371,19 +348,15 @@ def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: py
                 assert await scene.code(streams) == 200
                 streams[1].close()
 
-    play(test)
 
-
-def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_port, "KNOWN_MAX", 2)
     monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, rate=3)) as scene:
         for number in (2, 3, 2, 4):
             assert await scene.code(await scene.connect(f"127.0.0.{number}"), PROVE) == 200
         assert [await scene.served(f"127.0.0.{number}") for number in (2, 3, 4)] == [True, False, True]
-
-    play(test, replace(ROOMY, rate=3))
 
 
 KEPT = replace(ROOMY, kept=100)
@@ -404,68 +377,56 @@ async def answer(streams: Streams, request: bytes) -> tuple[int, bool]:
     return 0, False
 
 
-def test_a_job_s_connection_stays_for_its_next_report() -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_job_s_connection_stays_for_its_next_report() -> None:
+    async with scene_of(replace(KEPT, peer_rate=1, peer_connections=1)) as scene:
         streams = await scene.connect()
         assert [await answer(streams, heard()) for _ in range(3)] == [(200, True)] * 3
 
-    play(test, replace(KEPT, peer_rate=1, peer_connections=1))
 
-
-def test_one_who_asks_for_no_more_is_served_as_before() -> None:
+async def test_one_who_asks_for_no_more_is_served_as_before() -> None:
     """Coordinators of the version before close after each report."""
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(KEPT, kept=2)) as scene:
         for _ in range(5):
             streams = await scene.connect()
             assert await scene.code(streams, heard()) == 200
             streams[1].close()
 
-    play(test, replace(KEPT, kept=2))
 
-
-def test_connections_of_jobs_take_no_place_of_their_address() -> None:
-    async def test(scene: Scene) -> None:
+async def test_connections_of_jobs_take_no_place_of_their_address() -> None:
+    async with scene_of(replace(KEPT, peer_connections=1)) as scene:
         for number in range(5):
             assert await answer(await scene.connect(), heard(uid=f"job-{number}")) == (200, True)
 
-    play(test, replace(KEPT, peer_connections=1))
-
 
 @pytest.mark.parametrize("status", [400, 401, 429, 503])
-def test_a_connection_ends_with_the_first_refusal(status: int) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_connection_ends_with_the_first_refusal(status: int) -> None:
+    async with scene_of(KEPT) as scene:
         streams = await scene.connect()
         assert await answer(streams, heard()) == (200, True)
         assert await answer(streams, heard(status=status)) == (status, False)
         assert await is_closed(streams)
 
-    play(test, KEPT)
 
-
-def test_a_job_has_two_connections_and_the_third_ends_its_oldest() -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_job_has_two_connections_and_the_third_ends_its_oldest() -> None:
+    async with scene_of(KEPT) as scene:
         first, second, third = [await scene.connect() for _ in range(3)]
         for streams in (first, second, third):
             assert await answer(streams, heard()) == (200, True)
         assert await is_closed(first)
         assert [await answer(streams, heard()) for streams in (second, third)] == [(200, True)] * 2
 
-    play(test, KEPT)
 
-
-def test_where_no_more_may_stay_a_report_is_answered_and_its_connection_closed() -> None:
-    async def test(scene: Scene) -> None:
+async def test_where_no_more_may_stay_a_report_is_answered_and_its_connection_closed() -> None:
+    async with scene_of(replace(KEPT, kept=2)) as scene:
         streams = [await scene.connect() for _ in range(4)]
         answers = [await answer(one, heard(uid=f"job-{number}")) for number, one in enumerate(streams)]
         assert answers == [(200, True), (200, True), (200, False), (200, False)]
         assert await answer(streams[0], heard(uid="job-0")) == (200, True)
 
-    play(test, replace(KEPT, kept=2))
 
-
-def test_a_namespace_makes_room_for_another_that_has_fewer_connections() -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_namespace_makes_room_for_another_that_has_fewer_connections() -> None:
+    async with scene_of(replace(KEPT, kept=4)) as scene:
         flood = [await scene.connect() for _ in range(4)]
         for number, one in enumerate(flood):
             assert await answer(one, heard("mallory", f"job-{number}")) == (200, True)
@@ -475,13 +436,11 @@ def test_a_namespace_makes_room_for_another_that_has_fewer_connections() -> None
         await answer(await scene.connect(), heard("mallory", "job-9"))
         assert await answer(alice, heard("alice", "train")) == (200, True)
 
-    play(test, replace(KEPT, kept=4))
 
-
-def test_addresses_of_one_namespace_s_jobs_take_no_places_of_others() -> None:
+async def test_addresses_of_one_namespace_s_jobs_take_no_places_of_others() -> None:
     """They signed a report each, and then come with connections that say nothing."""
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, connections=6)) as scene:
         for number in range(2, 6):
             assert await scene.code(await scene.connect(f"127.0.0.{number}"), heard("mallory", f"job-{number}")) == 200
         assert await scene.code(await scene.connect("127.0.1.1"), heard("alice", "train")) == 200
@@ -489,8 +448,6 @@ def test_addresses_of_one_namespace_s_jobs_take_no_places_of_others() -> None:
         flood = [await scene.connect(f"127.0.0.{number}") for number in (2, 3, 4, 5, 2, 3)]
         assert [await is_closed(one) for one in flood[:2]] == [True, True]
         assert [await scene.code(one) for one in (alice, stranger)] == [200, 200]
-
-    play(test, replace(ROOMY, connections=6))
 
 
 @pytest.mark.parametrize(("namespace", "taken"), [("mallory", 4), ("", 4 + 4)])
@@ -507,27 +464,22 @@ def test_where_many_namespaces_come_each_has_what_an_address_has() -> None:
     assert sum(rate.takes(f"e{number}", "e") for number in range(9)) == 2
 
 
-def test_the_port_of_probes_asks_for_no_tls() -> None:
-    async def test(scene: Scene) -> None:
+async def test_the_port_of_probes_asks_for_no_tls(clock: VirtualClock) -> None:
+    async with scene_of(context=None) as scene:
         streams = await scene.connect(tls=False)
         assert await answer(streams, GET) == (200, False)
         assert await is_closed(await scene.connect(tls=False))  # it said nothing for five seconds
-
-    clock = VirtualClock()
-    play(test, run=clock.run, context=None)
     assert clock.now - 1000.0 == pytest.approx(5.0, abs=0.5)
 
 
-def test_handshakes_that_are_not_finished_give_way_to_newer_ones() -> None:
-    async def test(scene: Scene) -> None:
+async def test_handshakes_that_are_not_finished_give_way_to_newer_ones() -> None:
+    async with scene_of(replace(ROOMY, handshakes=2)) as scene:
         secured = await scene.connect("127.0.0.2")
         first, second = [await scene.connect(f"127.0.0.{number}", tls=False) for number in (3, 4)]
         assert await scene.served("127.0.0.5")
         assert await is_closed(first)
         assert not second[0].at_eof()
         assert await scene.code(secured) == 200
-
-    play(test, replace(ROOMY, handshakes=2))
 
 
 def test_one_address_has_so_many_connections_a_second() -> None:
@@ -551,18 +503,16 @@ def test_a_kubelet_makes_all_its_probes_of_a_second_when_the_others_have_used_up
     assert sum(flood) == 200 and [rate.takes("kubelet") for _ in range(4)] == [True] * 4
 
 
-def test_among_strangers_the_address_with_most_connections_gives_up_its_oldest() -> None:
-    async def test(scene: Scene) -> None:
+async def test_among_strangers_the_address_with_most_connections_gives_up_its_oldest() -> None:
+    async with scene_of(replace(ROOMY, connections=3)) as scene:
         probe = await scene.connect("127.0.0.2")
         flood = [await scene.connect("127.0.0.3") for _ in range(2)]
         assert await scene.served("127.0.0.4")
         assert await is_closed(flood[0])
         assert await scene.code(probe) == 200
 
-    play(test, replace(ROOMY, connections=3))
 
-
-def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     secured: list[str] = []
     serve = Listener._serve
 
@@ -573,13 +523,11 @@ def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest
     monkeypatch.setattr(Listener, "_serve", counted)
     monkeypatch.setattr(tls_port, "Rate", in_one_second)
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, peer_rate=3)) as scene:
         results = await asyncio.gather(*(scene.served("127.0.0.2") for _ in range(50)))
         assert sum(results) == 3
         assert len(secured) == 3
         assert await scene.served("127.0.0.3")
-
-    play(test, replace(ROOMY, peer_rate=3))
 
 
 async def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None:
@@ -611,13 +559,13 @@ async def test_a_process_without_file_descriptors_tries_again_a_little_later() -
         del loop.remove_reader, loop.add_reader, loop.call_later
 
 
-def test_connections_that_failed_are_gone_without_the_garbage_collector() -> None:
+async def test_connections_that_failed_are_gone_without_the_garbage_collector() -> None:
     """Each would keep a third of a megabyte until it looks at the oldest objects."""
 
     def tls_states() -> int:
         return sum(type(one).__name__ == "SSLProtocol" for one in gc.get_objects())
 
-    async def test(scene: Scene) -> None:
+    async with scene_of(replace(ROOMY, connections=2)) as scene:
         gc.collect()
         gc.disable()
         try:
@@ -632,8 +580,6 @@ def test_connections_that_failed_are_gone_without_the_garbage_collector() -> Non
             assert tls_states() - before <= 2 + 2  # those that are open, and as many whose end is under way
         finally:
             gc.enable()
-
-    play(test, replace(ROOMY, connections=2))
 
 
 def test_strangers_fill_no_log() -> None:

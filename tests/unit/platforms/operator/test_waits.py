@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     return clock
 
 
-def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_later_to_a_minute(clock: VirtualClock) -> None:
+async def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_later_to_a_minute(clock: VirtualClock) -> None:
     times: list[float] = []
 
     async def work(key: object) -> None:
@@ -45,53 +45,44 @@ def test_work_that_fails_is_done_again_after_a_quarter_of_a_second_and_ever_late
         if len(times) < 13:
             raise OSError("the API server is away")
 
-    async def story() -> None:
-        made = WorkQueue(work)
-        running = asyncio.ensure_future(made.run())
-        made.mark(KEY)
-        await asyncio.sleep(1000)
-        running.cancel()
-
-    clock.run(story())
+    made = WorkQueue(work)
+    running = asyncio.ensure_future(made.run())
+    made.mark(KEY)
+    await asyncio.sleep(1000)
+    running.cancel()
     waits = [later - first for first, later in pairwise(times)]
     assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60], rel=0.05)
 
 
-def test_what_failed_four_times_in_a_row_is_not_done_before_its_wait_is_over_whatever_changes(clock: VirtualClock) -> None:
+async def test_what_failed_four_times_in_a_row_is_not_done_before_its_wait_is_over_whatever_changes(clock: VirtualClock) -> None:
     times: list[float] = []
 
     async def work(key: object) -> None:
         times.append(clock.now - 1000.0)
         raise OSError("the API server is away")
 
-    async def story() -> None:
-        made = WorkQueue(work)
-        running = asyncio.ensure_future(made.run())
-        for _ in range(50):
-            made.mark(KEY)
-            await asyncio.sleep(0.125)
-        running.cancel()
-
-    clock.run(story())
+    made = WorkQueue(work)
+    running = asyncio.ensure_future(made.run())
+    for _ in range(50):
+        made.mark(KEY)
+        await asyncio.sleep(0.125)
+    running.cancel()
     assert times == pytest.approx([0, 0.125, 0.25, 0.375, 2.375], abs=0.01)
 
 
-def test_events_within_a_twentieth_of_a_second_are_one_piece_of_work(clock: VirtualClock) -> None:
+async def test_events_within_a_twentieth_of_a_second_are_one_piece_of_work(clock: VirtualClock) -> None:
     times: list[float] = []
 
     async def work(key: object) -> None:
         times.append(clock.now - 1000.0)
 
-    async def story() -> None:
-        made = WorkQueue(work)
-        running = asyncio.ensure_future(made.run())
-        for _ in range(4):
-            made.mark_soon(KEY)
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(5)
-        running.cancel()
-
-    clock.run(story())
+    made = WorkQueue(work)
+    running = asyncio.ensure_future(made.run())
+    for _ in range(4):
+        made.mark_soon(KEY)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(5)
+    running.cancel()
     assert times == pytest.approx([0.05], abs=0.01)
 
 
@@ -149,7 +140,7 @@ def test_what_goes_on_for_ever_is_done_so_often(
     ],
     ids=["quiet", "a right is lacking", "a watch fails every second"],
 )
-def test_when_everything_is_listed_again(
+async def test_when_everything_is_listed_again(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, unserved: set[str], lists_until: float, times: list[tuple[float, bool]]
 ) -> None:
     listed: list[tuple[float, bool]] = []
@@ -157,22 +148,19 @@ def test_when_everything_is_listed_again(
     async def resync(every_job: bool) -> None:
         listed.append((round(clock.now - 1000.0), every_job))
 
-    async def story() -> None:
-        led = Operator(Cluster(cast(Any, None)), Settings("agent:1"), b"", Certificates("", "", "", ""))
-        led._unserved, led.resync = unserved, resync  # type: ignore[method-assign, assignment]
-        resyncing = asyncio.ensure_future(led.resync_forever())
-        while clock.now < 1000.0 + lists_until:
-            led.watch_missed()
-            await asyncio.sleep(1)
-        await asyncio.sleep(1299 - lists_until)
-        resyncing.cancel()
-
     monkeypatch.setattr(operator, "time", clock)
-    clock.run(story())
+    led = Operator(Cluster(cast(Any, None)), Settings("agent:1"), b"", Certificates("", "", "", ""))
+    led._unserved, led.resync = unserved, resync  # type: ignore[method-assign, assignment]
+    resyncing = asyncio.ensure_future(led.resync_forever())
+    while clock.now < 1000.0 + lists_until:
+        led.watch_missed()
+        await asyncio.sleep(1)
+    await asyncio.sleep(1299 - lists_until)
+    resyncing.cancel()
     assert listed == times
 
 
-def test_a_list_that_fails_is_asked_for_again_ten_seconds_later(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_that_fails_is_asked_for_again_ten_seconds_later(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[float] = []
 
     async def resync(every_job: bool) -> None:
@@ -180,16 +168,13 @@ def test_a_list_that_fails_is_asked_for_again_ten_seconds_later(clock: VirtualCl
         if len(listed) < 3:
             raise ApiError(429, "TooManyRequests", "later")
 
-    async def story() -> None:
-        led = Operator(Cluster(cast(Any, None)), Settings("agent:1"), b"", Certificates("", "", "", ""))
-        led.resync = resync  # type: ignore[method-assign, assignment]
-        resyncing = asyncio.ensure_future(led.resync_forever())
-        led.watch_missed()
-        await asyncio.sleep(100)
-        resyncing.cancel()
-
     monkeypatch.setattr(operator, "time", clock)
-    clock.run(story())
+    led = Operator(Cluster(cast(Any, None)), Settings("agent:1"), b"", Certificates("", "", "", ""))
+    led.resync = resync  # type: ignore[method-assign, assignment]
+    resyncing = asyncio.ensure_future(led.resync_forever())
+    led.watch_missed()
+    await asyncio.sleep(100)
+    resyncing.cancel()
     assert listed == [2, 12, 22]
 
 

@@ -15,10 +15,11 @@ from lockstep_gang.agent.preflight.programs import AllReduceRanks, NodeSelfTest,
 from lockstep_gang.agent.ranks.environment import inherited
 from lockstep_gang.agent.ranks.memory import process_limit
 from lockstep_gang.agent.ranks.script import program_fact
-from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, Expected, ExpectedRdma, Looked, Met, Stage
+from lockstep_gang.contract.preflight import LOCKSTEP, Check, Checked, ExpectedRdma, Looked, Met, Stage
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.waits import in_thread
 from lockstep_gang.lifecycle.preflight.checks import runs_trainer
+from lockstep_gang.lifecycle.preflight.nodes import expected_of
 from lockstep_gang.lifecycle.preflight.rounds import GROUP_SECONDS, neighbors
 from lockstep_spec.choices import StorageMode
 
@@ -43,7 +44,7 @@ class NodePreflight:
     def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked], None]) -> None:
         self._run, self._key, self._node = run, key, node
         self._send = send
-        self._expected = run.preflight or Expected()
+        self._expected = expected_of(run)
         self._round = 0
         self._answer: Checked | None = None
         self._task: asyncio.Task[None] | None = None
@@ -113,7 +114,9 @@ class NodePreflight:
         if check.stage is Stage.SELF_TEST:
             return Checked(check.round, tested=await self._self_test.result(GROUP_SECONDS, anew=check.anew))
         self._shut()  # its port is the rendezvous'
-        return await self._measure(check)
+        assert check.group is not None  # noqa: S101 (the coordinator's side of the same stage)
+        self._ranks = AllReduceRanks(self._run, self._node, check.group)
+        return Checked(check.round, measured=await self._ranks.measure())
 
     async def _look(self, check: Check) -> Looked:
         received_ms = _now_ms()
@@ -162,12 +165,6 @@ class NodePreflight:
         wait = files.SEEN_SECONDS if self._run.storage is StorageMode.SHARED else 0.0
         path = files.marker(self._run.run_dir, token, 0)
         return (await _all_in_time({"marker": lambda: files.sees(path, token, wait)})).get("marker")
-
-    async def _measure(self, check: Check) -> Checked:
-        assert check.group is not None  # noqa: S101 (the coordinator's side of the same stage)
-        self._ranks = AllReduceRanks(self._run, self._node, check.group)
-        measured = await self._ranks.measure()
-        return Checked(check.round, measured=measured)
 
 
 async def ask_trainer(run: Run) -> tuple[str | None, str]:

@@ -23,6 +23,7 @@ from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.preflight import DeviceResult, Group, Measured, SelfTestResult
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.network import any_free_port
+from lockstep_gang.lifecycle.preflight.nodes import expected_of
 from lockstep_spec.codec import ContractError, from_json
 
 _SOURCES = str(Path(lockstep_gang.__file__).parent.parent)
@@ -73,11 +74,6 @@ class Programs:
             send_to_group(pid, signal.SIGKILL)
 
 
-def of_module(module: str) -> Programs:
-    """Processes that run one module of Lockstep's, in the agent's own Python."""
-    return Programs([sys.executable, "-m", module])
-
-
 def program_environment(run: Run, place: Mapping[str, object]) -> dict[str, str]:
     """The variables of ranks, over them `place`, and the way to this package."""
     base = {**inherited(), **run.environment}
@@ -109,7 +105,7 @@ class NodeSelfTest:
 
     def __init__(self, run: Run, node: int) -> None:
         self._run, self._node = run, node
-        self._programs = of_module(PROGRAM_MODULE)
+        self._programs = Programs([sys.executable, "-m", PROGRAM_MODULE])
         self._running: asyncio.Future[None] | None = None
         self._text = bytearray()
         """Output of the process."""
@@ -117,7 +113,7 @@ class NodeSelfTest:
 
     def begin(self) -> None:
         """Start the process, unless it runs or has a result. Nothing where there is no preflight that asks for it."""
-        expected = self._run.preflight.self_test if self._run.preflight is not None else None
+        expected = expected_of(self._run).self_test
         if expected is None or self._run.interactive is not None or self._running is not None or self._result is not None:
             return
         place = {"GPUS_PER_NODE": self._run.gpus_of(self._node), "LOCKSTEP_NODE": self._node, "OMP_NUM_THREADS": 1}
@@ -179,7 +175,7 @@ class AllReduceRanks:
 
     def __init__(self, run: Run, node: int, group: Group) -> None:
         self._run, self._node, self._group = run, node, group
-        self._programs = of_module(RANK_MODULE)
+        self._programs = Programs([sys.executable, "-m", RANK_MODULE])
 
     async def measure(self) -> Measured:
         """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from lockstep_gang.agent.ranks.ranks import LocalRanks
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import FabricSeen
 from lockstep_gang.contract.run import Run
+from lockstep_machine.network import interface_of
 
 READ_SECONDS = 1.0
 """Time between two looks at NCCL's logs."""
@@ -47,9 +46,6 @@ class FabricReporter:
             await asyncio.sleep(READ_SECONDS)
 
 
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-
-
 class GlooInterface:
     """Interface that gloo uses, looked up once and reported for every attempt of a job of CPU ranks; nothing for other jobs."""
 
@@ -79,17 +75,10 @@ def gloo_interface(environment: Mapping[str, str], hosts: Path = Path("/etc/host
         return named
     with contextlib.suppress(OSError):
         address = _address_of(socket.gethostname(), hosts.read_text(encoding="utf-8", errors="replace"))
-        return next((name for _, name in socket.if_nameindex() if address and _address(name) == address), "")
+        return interface_of(address) if address else ""
     return ""
 
 
 def _address_of(host: str, hosts: str) -> str:
     entries = (line.partition("#")[0].split() for line in hosts.splitlines())
     return next((words[0] for words in entries if host in words[1:] and ":" not in words[0]), "")
-
-
-def _address(interface: str) -> str:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
-        return socket.inet_ntoa(answer[20:24])
-    return ""

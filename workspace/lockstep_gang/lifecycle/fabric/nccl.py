@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from lockstep_gang.contract.fabric import FaultKind, Hca, NcclFault, RankFabric, Traffic
 from lockstep_spec.words import any_of
@@ -173,10 +174,6 @@ def _more(values: tuple[str, ...], new: str) -> tuple[str, ...]:
     return values if new in values or len(values) >= _LIST else (*values, new[:_CHARACTERS])
 
 
-def _network(rank: RankFabric, match: LogMatch) -> RankFabric:
-    return replace(rank, networks=_more(rank.networks, match[1].strip()))
-
-
 def _bootstrap(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.interface else replace(rank, interface=match[1], address=match[2])
 
@@ -194,10 +191,6 @@ def _hcas(rank: RankFabric, match: LogMatch) -> RankFabric:
 
 def _no_device(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.no_devices else replace(rank, hcas=(), hcas_whole=True, no_devices="NCCL found no RDMA device")
-
-
-def _no_library(rank: RankFabric, match: LogMatch) -> RankFabric:
-    return replace(rank, no_devices="libibverbs could not be opened")
 
 
 def _speed(rank: RankFabric, match: LogMatch) -> RankFabric:
@@ -223,17 +216,8 @@ def _direct_of_pair(rank: RankFabric, match: LogMatch) -> RankFabric:
     )
 
 
-def _direct_by(rank: RankFabric, match: LogMatch) -> RankFabric:
-    return replace(rank, direct_by="DMA-BUF" if match[1] == "DMABUF" else "nvidia-peermem")
-
-
 def _dmabuf(rank: RankFabric, match: LogMatch) -> RankFabric:
     return rank if rank.direct_by else replace(rank, direct_by="DMA-BUF")
-
-
-def _dmabuf_of_plugin(rank: RankFabric, match: LogMatch) -> RankFabric:
-    """Take a plugin's word that it registers nothing by DMA-BUF: NCCL's is about the GPU alone."""
-    return replace(rank, direct_by="On") if match[1] == "false" else rank
 
 
 def _channel(rank: RankFabric, match: LogMatch) -> RankFabric:
@@ -247,10 +231,6 @@ def _channel(rank: RankFabric, match: LogMatch) -> RankFabric:
     else:
         counted = replace(counted, sent=counted.sent + 1, sent_direct=counted.sent_direct + direct)
     return replace(rank, traffic=(*(t for t in rank.traffic if t.network != network), counted)[-_LIST:])
-
-
-def _inside(rank: RankFabric, match: LogMatch) -> RankFabric:
-    return replace(rank, inside=_more(rank.inside, match[1] if match[1] == "SHM" else f"P2P/{match[2]}"))
 
 
 def _setting(rank: RankFabric, match: LogMatch) -> RankFabric:
@@ -273,38 +253,44 @@ def _plugin_missing(rank: RankFabric, match: LogMatch) -> RankFabric:
     return replace(rank, plugin_failed=match[0].strip()[:_CHARACTERS]) if is_asked_for else rank
 
 
-def _asked_plugin(rank: RankFabric, match: LogMatch) -> RankFabric:
-    return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={match[1]}"))
-
-
 def _gid(rank: RankFabric, match: LogMatch) -> RankFabric:
     gid = int(match[1])
     return rank if gid in rank.gids or len(rank.gids) >= _LIST else replace(rank, gids=(*rank.gids, gid))
 
 
-def _put(field: str) -> Callable[[RankFabric, LogMatch], RankFabric]:
-    """Taker of the first group as it is."""
-    return lambda rank, match: replace(rank, **{field: match[1].strip()[:_CHARACTERS]})  # type: ignore[arg-type]
+def _put(field: str, words: str = r"\1") -> Callable[[RankFabric, LogMatch], RankFabric]:
+    """Taker of the first group, or of these words, as the field's value."""
+    return lambda rank, match: _with(rank, field, match.expand(words).strip()[:_CHARACTERS])
+
+
+def _add(field: str, words: str = r"\1") -> Callable[[RankFabric, LogMatch], RankFabric]:
+    """Taker of the first group, or of these words with it, as one more of the field's values."""
+    return lambda rank, match: _with(rank, field, _more(getattr(rank, field), match.expand(words).strip()))
+
+
+def _with(rank: RankFabric, field: str, value: Any) -> RankFabric:
+    return replace(rank, **{field: value})
 
 
 _TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, LogMatch], RankFabric]], ...] = (
     (_VIA_NET, _channel),
-    (re.compile(r"\bvia (SHM|P2P)(?:/([A-Za-z]+))?"), _inside),
-    (re.compile(r"^Using network (\S.*)$"), _network),
+    (re.compile(r"\bvia (SHM|P2P/[A-Za-z]+)"), _add("inside")),
+    (re.compile(r"^Using network (\S.*)$"), _add("networks")),
     (re.compile(r"^Bootstrap ?: Using ([^\s:]+):(.+?)<\d+>"), _bootstrap),
     (re.compile(r"^NET/IB ?: No device found"), _no_device),
-    (re.compile(r"^(?:Failed to open|Count not open|Could not open) \S*libibverbs"), _no_library),
+    (re.compile(r"^(?:Failed to open|Count not open|Could not open) \S*libibverbs"), _put("no_devices", "libibverbs could not be opened")),
     (re.compile(r"^NET/IB ?: Using (.*)$"), _hcas),
     (re.compile(r"^NET/IB ?: Made virtual device \[\d+\] name=(?P<name>\S+) speed=(?P<speed>\d+)"), _speed),
     (re.compile(r"^NET/IB ?: \[\d+\] (?P<name>[\w.-]+):\S*?:\d+/\w+ .*\bspeed=(?P<speed>\d+)"), _speed),
     (re.compile(r"^NET/Socket ?: Using (.*)$"), _sockets),
     (re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']+)"), _direct_of_nic),
     (re.compile(r"GPU Direct RDMA (Enabled|Disabled) for GPU.*\(distance (\d+) (?:<=|>) (\d+)"), _direct_of_pair),
-    (re.compile(r"GPU Direct RDMA \((nvidia-peermem|DMABUF)\) enabled for HCA"), _direct_by),
+    (re.compile(r"GPU Direct RDMA \((nvidia-peermem)\) enabled for HCA"), _put("direct_by")),
+    (re.compile(r"GPU Direct RDMA \(DMABUF\) enabled for HCA"), _put("direct_by", "DMA-BUF")),
     (re.compile(r"^DMA-BUF is available on GPU device"), _dmabuf),
-    (re.compile(r"^NET/OFI Support for DMA-BUF registrations: (true|false)"), _dmabuf_of_plugin),
+    (re.compile(r"^NET/OFI Support for DMA-BUF registrations: false"), _put("direct_by", "On")),  # NCCL's word is about the GPU alone
     (re.compile(r"^(NCCL_\w+) set(?: by environment)? to (.*)$"), _setting),
-    (re.compile(r"Plugin name set by env to (\S+)"), _asked_plugin),
+    (re.compile(r"Plugin name set by env to (\S+)"), _add("settings", r"NCCL_NET_PLUGIN=\1")),
     (re.compile(r"NET/Plugin ?: Loaded net plugin (.+?) \(v\d+\)"), _put("plugin")),
     (re.compile(r"Successfully loaded external (?:network )?plugin (\S+)"), _put("plugin")),
     (re.compile(r"Failed to initialize NET plugin (\S.*)$"), _plugin_failed),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 
 from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, RankFabric, Verified
 from lockstep_gang.contract.run import Run
@@ -311,12 +312,6 @@ def names_words(names: Iterable[str]) -> str:
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    start = previous = None
-    for number in numbers:
-        if start is None or previous is None or number != previous + 1:
-            if start is not None and previous is not None:
-                yield start, previous
-            start = number
-        previous = number
-    if start is not None and previous is not None:
-        yield start, previous
+    for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0]):  # the same for all that follow each other
+        members = [number for _, number in run]
+        yield members[0], members[-1]

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.placewords import words_of
 from lockstep_gang.contract.preflight import Finding, Measured
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.nodes import LookedAt, error, warning
+from lockstep_gang.lifecycle.preflight.nodes import error, warning
 
 ROUNDS_MAX = 4
 
@@ -76,13 +75,6 @@ def _matched(doubtful: list[int], good: list[int], measured: set[frozenset[int]]
 def busbw(measured: Measured) -> int:
     """Bytes a second that every link carries in a ring all-reduce: 2 (n - 1) / n × bytes / time."""
     return round(2 * (measured.ranks - 1) / measured.ranks * measured.bytes / (measured.microseconds / 1e6))
-
-
-def why_not_measured(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
-    """Warning that a node has no torch. It is asked for only where it is: a script's image need not have it."""
-    lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = f"{words_of(run).torch}, or set spec.preflight to Basic"
-    return [warning("allReduce", node, f"node {node} has no torch: the all-reduce was left out", fix) for node in lacking[:1]]
 
 
 def judge_pairs(run: Run, whole: Measurement, pairs: Sequence[Measurement], minimum: int | None) -> list[Finding]:

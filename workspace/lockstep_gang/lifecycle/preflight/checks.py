@@ -14,7 +14,7 @@ from lockstep_gang.contract.preflight import LOCKSTEP, Finding, Kind, Met, PathF
 from lockstep_gang.contract.report import Cause
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.preflight import nics
-from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, findings_of, odd, warning
+from lockstep_gang.lifecycle.preflight.nodes import LookedAt, NodeAnswers, error, expected_of, findings_of, odd, warning
 from lockstep_spec import VERSION
 from lockstep_spec.choices import Severity, StorageMode
 from lockstep_spec.files import runs_with
@@ -54,11 +54,10 @@ _SHM_SHARE = 0.95  # a tmpfs is rounded to pages
 
 
 def paths(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.preflight.paths if nodes.run.preflight is not None else ()
     workspace = nodes.run.run_dir.removesuffix(f"runs/{nodes.run.job.name}")
     for node, looked in nodes.looked.items():
         facts = {fact.field or fact.path: fact for fact in looked.paths}
-        for item in expected:
+        for item in nodes.expected.paths:
             fact = facts.get(item.field) or facts.get(item.path) or PathFact(item.path, error="it was not looked at")
             kinds = [item.kind, Kind.FOLDER] if item.or_folder else [item.kind]
             problem = _path_problem(fact, [kind.value for kind in kinds])
@@ -151,7 +150,7 @@ def _volumes(nodes: NodeAnswers) -> Iterator[tuple[int, VolumeFacts]]:
 
 
 def shared_memory(nodes: NodeAnswers) -> Iterator[Finding]:
-    expected = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
+    expected = nodes.expected.shm_bytes
     for node, looked in nodes.looked.items():
         if expected is not None and looked.shm_bytes is not None and looked.shm_bytes < expected * _SHM_SHARE:
             message = (
@@ -212,8 +211,7 @@ def libraries(nodes: NodeAnswers) -> Iterator[Finding]:
 
 
 def environment(nodes: NodeAnswers) -> Iterator[Finding]:
-    own = nodes.run.preflight.own_variables if nodes.run.preflight is not None else ()
-    names = sorted({name for looked in nodes.looked.values() for name in looked.environment} - set(own))
+    names = sorted({name for looked in nodes.looked.values() for name in looked.environment} - set(nodes.expected.own_variables))
     for name in names:
         values = {n: looked.environment.get(name, "") for n, looked in nodes.looked.items() if "environment" not in looked.unfinished}
         for node, value, common in odd(values):
@@ -291,7 +289,7 @@ def _has_gpus(run: Run) -> bool:
 
 
 def _has_rdma(run: Run) -> bool:
-    return run.preflight is not None and run.preflight.rdma is not None
+    return expected_of(run).rdma is not None
 
 
 def _has_peers(run: Run) -> bool:
@@ -312,7 +310,7 @@ _CHECKS = (
     _Check("writable", Cause.STORAGE, writable),
     _Check("shared", Cause.STORAGE, shared, lambda run: run.nodes > 1 and run.storage is not None),
     _Check("space", Cause.STORAGE, space),
-    _Check("sharedMemory", Cause.SETUP, shared_memory, lambda run: run.preflight is not None and run.preflight.shm_bytes is not None),
+    _Check("sharedMemory", Cause.SETUP, shared_memory, lambda run: expected_of(run).shm_bytes is not None),
     _Check("gpus", Cause.SETUP, gpus, _has_gpus),
     _Check("driver", Cause.SETUP, drivers, _has_gpus),
     _Check("python", Cause.SETUP, python, _has_peers),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep_gang.contract.placewords import PlaceWords, words_of
-from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Looked, Met
+from lockstep_gang.contract.preflight import Expected, ExpectedRdma, Finding, Looked, Met
 from lockstep_gang.contract.run import Run
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import listed
@@ -30,13 +30,22 @@ class NodeAnswers:
         return words_of(self.run)
 
     @property
+    def expected(self) -> Expected:
+        return expected_of(self.run)
+
+    @property
     def rdma(self) -> ExpectedRdma:
         """NICs by the cluster's file."""
-        return (self.run.preflight.rdma if self.run.preflight is not None else None) or ExpectedRdma()
+        return self.expected.rdma or ExpectedRdma()
 
     def name(self, node: int) -> str:
         """The node as messages name it."""
         return self.run.node_name(node)
+
+
+def expected_of(run: Run) -> Expected:
+    """What a preflight of this run expects; nothing if it has none."""
+    return run.preflight or Expected()
 
 
 def error(check: str, node: int | None, message: str, fix: str) -> Finding:
@@ -45,6 +54,13 @@ def error(check: str, node: int | None, message: str, fix: str) -> Finding:
 
 def warning(check: str, node: int | None, message: str, fix: str) -> Finding:
     return Finding(check, Severity.WARNING, message, fix, node)
+
+
+def without_torch(run: Run, looked: Sequence[LookedAt], check: str, what: str) -> list[Finding]:
+    """Warning that a node has no torch, which the check is made with. A script's image need not have it."""
+    lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
+    fix = f"{words_of(run).torch}, or set spec.preflight to Basic"
+    return [warning(check, node, f"node {node} has no torch: {what} was left out", fix) for node in lacking[:1]]
 
 
 def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:

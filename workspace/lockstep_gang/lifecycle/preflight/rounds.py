@@ -29,9 +29,10 @@ from lockstep_gang.contract.preflight import (
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs, why_not_measured
+from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs
 from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, judge_programs, programs_of, silent, without_trainer
-from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of, without_torch
+from lockstep_gang.lifecycle.preflight.nodes import expected_of, without_torch
+from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
 
@@ -163,7 +164,7 @@ def preflight_order(preflight: Preflight, run: Run, node: int) -> Check | None:
 
 def ends_with_it(run: Run) -> bool:
     """Return True if only the preflight was asked for: no rank is started, and nothing is recorded."""
-    return run.preflight is not None and run.preflight.only
+    return expected_of(run).only
 
 
 def is_looking(preflight: Preflight) -> bool:
@@ -245,10 +246,9 @@ def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
 def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
     preflight = replace(preflight, met=tuple((node, answer.met) for node, answer, _ in preflight.answers if answer.met is not None))
     findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS, _failed(preflight)), *_findings(preflight, run)]
-    assert run.preflight is not None  # noqa: S101 (the caller asked)
     if _has_errors(findings):
         return _ended(preflight, run, findings, now)
-    if run.preflight.self_test is not None and not without_torch(run, preflight.looked):
+    if expected_of(run).self_test is not None and not _untested(preflight, run):
         anew = cause is not None and cause.value in _DEVICE_CAUSES
         return _ask(replace(preflight, anew=anew), Stage.SELF_TEST, now)
     return _to_all_reduce(preflight, run, cause, now)
@@ -263,10 +263,13 @@ def _after_self_test(preflight: Preflight, run: Run, cause: Cause | None, now: f
 
 def _findings(preflight: Preflight, run: Run) -> list[Finding]:
     """Everything that is wrong by the answers so far, but for the all-reduce."""
-    assert run.preflight is not None  # noqa: S101 (the caller asked)
-    untested = without_torch(run, preflight.looked) if run.preflight.self_test is not None else []
+    untested = _untested(preflight, run) if expected_of(run).self_test is not None else []
     changed = judge_programs(run, preflight.programs, programs_of(preflight.looked))
     return [*judge_all(run, preflight.looked, dict(preflight.met)), *changed, *untested, *judge_self_test(run, dict(preflight.tested))]
+
+
+def _untested(preflight: Preflight, run: Run) -> list[Finding]:
+    return without_torch(run, preflight.looked, SELF_TEST, "the self-test")
 
 
 def _has_errors(findings: list[Finding]) -> bool:
@@ -275,18 +278,16 @@ def _has_errors(findings: list[Finding]) -> bool:
 
 def _to_all_reduce(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
     findings = _findings(preflight, run)
-    assert run.preflight is not None  # noqa: S101 (the caller asked)
-    is_measured = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
-    missing = why_not_measured(run, preflight.looked) if is_measured else []
+    is_measured = expected_of(run).all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
+    missing = without_torch(run, preflight.looked, "allReduce", "the all-reduce") if is_measured else []
     if missing or not is_measured:
         return _ended(preflight, run, [*findings, *missing], now)
     return _ask(replace(preflight, groups=(tuple(range(run.nodes)),)), Stage.ALL_REDUCE, now)
 
 
 def _after_all_reduce(preflight: Preflight, run: Run, now: float) -> Preflight:
-    assert run.preflight is not None  # noqa: S101 (the caller asked)
-    assert run.preflight.all_reduce is not None  # noqa: S101
-    minimum = run.preflight.all_reduce.minimum_bytes_per_second
+    asked = expected_of(run).all_reduce
+    minimum = None if asked is None else asked.minimum_bytes_per_second
     measured = {node: answer.measured for node, answer, _ in preflight.answers if answer.measured is not None}
     measurements = tuple(_measurement(group, measured) for group in preflight.groups)
     preflight = replace(preflight, ports=tuple({**dict(preflight.ports), **{n: m.port for n, m in measured.items() if m.port}}.items()))

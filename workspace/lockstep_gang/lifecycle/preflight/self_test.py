@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.preflight import DeviceResult, Finding, SelfTestResult, Speed
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.preflight.nodes import LookedAt, error, warning
+from lockstep_gang.lifecycle.preflight.nodes import error, warning
 from lockstep_spec.choices import Severity
 
 SELF_TEST, TORCH_BUILD = "selfTest", "torchBuild"
 _MEMORY = "OutOfMemoryError"
-
-
-def without_torch(run: Run, looked: Sequence[LookedAt]) -> list[Finding]:
-    """Warning that a node has no torch, which the test is made with. A script's image need not have it."""
-    lacking = [node for node, facts, *_ in looked if "torch" not in facts.versions]
-    fix = f"{words_of(run).torch}, or set spec.preflight to Basic"
-    return [warning(SELF_TEST, node, f"node {node} has no torch: the self-test was left out", fix) for node in lacking[:1]]
 
 
 def judge_self_test(run: Run, tested: Mapping[int, SelfTestResult]) -> list[Finding]:
