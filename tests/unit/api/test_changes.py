@@ -115,7 +115,7 @@ def test_run_starts_the_changed_job_wherever_it_runs(how: list[str], tmp_path: P
 
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
-    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.InNamespace.run", lambda _, order: start(order))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order))
     (tmp_path / "job.yaml").write_text(JOB)
     arguments = ["run", "-f", str(tmp_path / "job.yaml"), *how, "--set", "nodes=5", "--set", "training.lora.rank=4"]
     done = CliRunner().invoke(app, arguments)

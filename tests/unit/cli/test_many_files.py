@@ -139,7 +139,7 @@ def test_the_number_of_nodes_counts_wherever_the_job_runs(monkeypatch: pytest.Mo
         return 0
 
     monkeypatch.setattr(TargetOptions, "target", lambda _: Target(cast(Any, None), "default", "local"))
-    monkeypatch.setattr("lockstep.platforms.kubernetes.alone.InNamespace.run", lambda _, order: start(order))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.innamespace.InNamespace.run", lambda _, order: start(order))
     monkeypatch.setattr("lockstep.platforms.local.run.run_local", start)
     for place in ("--local", "--in-namespace"):
         assert run(monkeypatch, ["run", "-f", "good.json", place, "--nodes", "3"]) == 0

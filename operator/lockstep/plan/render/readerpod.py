@@ -54,7 +54,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "command": _WAIT,
         "workingDir": names.WORKSPACE,
         **beside_trainer(template, volumes),
-        "resources": resources or (trainer_of(template)["resources"] if is_first else RESOURCES),
+        "resources": resources or (_trainer_of(template)["resources"] if is_first else RESOURCES),
     }
     spec = {
         "containers": [container],
@@ -83,7 +83,7 @@ def with_secrets(pod: Object, stateful_set: Object) -> Object:
     """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs
     to fetch.
     """
-    trainer = trainer_of(stateful_set["spec"]["template"]["spec"])
+    trainer = _trainer_of(stateful_set["spec"]["template"]["spec"])
     (container,) = pod["spec"]["containers"]
     referred = [v for v in trainer.get("env") or [] if {"secretKeyRef", "configMapKeyRef"} & (v.get("valueFrom") or {}).keys()]
     more = {"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {}
@@ -107,7 +107,7 @@ def _volumes(stateful_set: Object, node: int) -> list[Object]:
     return shown + [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in own.items()]
 
 
-def trainer_of(template: Object) -> Object:
+def _trainer_of(template: Object) -> Object:
     """Return the container of the ranks. `template`: the spec of a job's pods."""
     trainer: Object = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
     return trainer
@@ -117,7 +117,7 @@ def beside_trainer(template: Object, volumes: Sequence[Object]) -> Object:
     """Return parts of a container with the image of a job's ranks and those of their variables that are no Secrets, which mounts these
     volumes as they do. It has few rights, also where the job's own pods need more.
     """
-    trainer, shown = trainer_of(template), {volume["name"] for volume in volumes}
+    trainer, shown = _trainer_of(template), {volume["name"] for volume in volumes}
     return {
         "image": trainer["image"],
         "env": [variable for variable in trainer.get("env") or [] if "value" in variable],

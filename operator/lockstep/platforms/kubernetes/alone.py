@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import time
 from collections.abc import Awaitable, Callable
 
 from lockstep.api import names
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.objects import Object, condition, is_running, is_true
-from lockstep.api.status import ConditionType
+from lockstep.api.objects import Object, condition, has_ended, is_running, is_true
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.expiry import LEFT_SECONDS, expiring
-from lockstep.kube.jobs import runs_without_operator
 from lockstep.kube.kinds import path_of
-from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.plan.cluster.facts import Listing
 from lockstep.plan.cluster.fitting import never_enough
 from lockstep.plan.observed import Observed
@@ -37,13 +33,12 @@ from lockstep.platforms.files.reader import create_claims
 from lockstep.platforms.jobs.keeper import exit_code, keeper, keeper_name
 from lockstep.platforms.jobs.logs import follow, has_run_ended
 from lockstep.platforms.jobs.observe import JobObserver
-from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from lockstep.platforms.kubernetes.status import observe_run
 from lockstep.platforms.output import put, put_text
-from lockstep.platforms.places.orders import IN_NAMESPACE, Order
+from lockstep.platforms.places.orders import Order
 from lockstep.programs import meanwhile
-from lockstep_spec.exits import DONE, FAILED, INTERRUPTED
+from lockstep_spec.exits import DONE, FAILED
 from lockstep_spec.words import number_of
 
 LOOK_SECONDS = 1.0
@@ -58,38 +53,7 @@ Say = Callable[[str], None]
 Leave = Callable[[], Awaitable[None]]
 
 
-class InNamespace(KubernetesBackend):
-    """A namespace of a cluster, where jobs run without the operator."""
-
-    kind = IN_NAMESPACE
-    has_operator = False
-
-    def run(self, order: Order) -> int:
-        """Return the exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
-        client, namespace, name = self.target.client, self.target.namespace, order.job.metadata.name
-        found = next(iter(runs_without_operator(client, namespace, name)), None)
-        earlier = None
-        if order.retry:
-            if found is None:
-                raise ConfigError(
-                    f"there is no run {name} without an operator in namespace {namespace}: start it with lockstep run -f FILE"
-                    " --in-namespace"
-                )
-            earlier = Earlier(found["metadata"]["uid"], found["spec"]["restart"]["retry"])
-        elif found is not None and not order.typed.is_fresh:
-            self._refuse_ended(order, found)
-        with contextlib.suppress(KeyboardInterrupt):
-            return asyncio.run(_run_to_its_end(order, self.target, earlier))
-        return INTERRUPTED
-
-    def _refuse_ended(self, order: Order, run: Object) -> None:
-        """Raise ConfigError where the run of this name has ended, by the record on its volume."""
-        job = self.target.client.run(lambda cluster: observe_run(JobObserver(cluster), cluster, run, read=True)).job
-        retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
-        refuse_ended(order.job, job, f"{job['metadata']['name']} {self.again}", retry, order.typed)
-
-
-async def _run_to_its_end(order: Order, target: Target, earlier: Earlier | None) -> int:
+async def run_in_namespace(order: Order, target: Target, earlier: Earlier | None) -> int:
     """Start the job and follow it. `earlier`: the failed run to go on from, whose volume has how it failed: agents look there."""
     job, place = order.job, target.namespace
     async with target.client.connected() as cluster:
@@ -181,15 +145,14 @@ async def _ended_since(cluster: Cluster, run: Run) -> int:
     """Return the exit code of a run whose pods have gone at its end, by the record on its volume. Raises ConfigError where it says none."""
     where = f"-n {run.namespace}"
     status = (await observe_run(JobObserver(cluster), cluster, run.as_job, read=True)).job["status"]
-    end = next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if is_true(status, kind)), None)
-    if end is None:
+    if not has_ended(status):
         raise ConfigError(
             f"{run.name} has no pods and has not ended, as far as can be seen (lockstep why {run.name} {where}): start it again with"
             f" lockstep run -f FILE --in-namespace {where}"
         )
-    message = condition(status, end)["message"]
-    _print(f"{end.value}: {message}; its nodes are free, its log: lockstep logs {run.name} {where}")
-    return DONE if end is ConditionType.COMPLETE else FAILED
+    end = condition(status, "Progressing")
+    _print(f"{end['reason']}: {end['message']}; its nodes are free, its log: lockstep logs {run.name} {where}")
+    return FAILED if is_true(status, "Failed") else DONE
 
 
 def _owning_run(stateful_set: Object, name: str) -> str | None:

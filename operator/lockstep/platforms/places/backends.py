@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     KUBERNETES: "lockstep.platforms.kubernetes.backend.KubernetesBackend",
-    IN_NAMESPACE: "lockstep.platforms.kubernetes.alone.InNamespace",
+    IN_NAMESPACE: "lockstep.platforms.kubernetes.innamespace.InNamespace",
     HOSTS: "lockstep.platforms.hosts.backend.HostsBackend",
     LOCAL: "lockstep.platforms.local.backend.LocalBackend",
 }

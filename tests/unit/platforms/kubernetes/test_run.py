@@ -18,13 +18,14 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.objects import Typed
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
+from lockstep.plan.reconcile.clocks import Earlier
 from lockstep.plan.render.objects import freeze
 from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.jobs.shortresults import Short, measured_steps
 from lockstep.platforms.kubernetes import alone as module
-from lockstep.platforms.kubernetes import shortruns, status
+from lockstep.platforms.kubernetes import innamespace, shortruns, status
 from lockstep.platforms.kubernetes.alone import _ended_since, _follow, _make_room, run_until
 from lockstep.platforms.kubernetes.objects import Run, objects
 from lockstep.platforms.kubernetes.shortruns import PodRuns
@@ -244,7 +245,7 @@ def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts
     monkeypatch.setattr(module, "prepare", lambda *_: on_nodes(5))
     monkeypatch.setattr(module, "_follow", follow)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(module._run_to_its_end(order, target(cluster.as_cluster), None))
+        asyncio.run(module.run_in_namespace(order, target(cluster.as_cluster), None))
     first, second, *last = capsys.readouterr().out.splitlines()
     assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
     assert second.endswith("Ctrl-C leaves it running")
@@ -381,3 +382,21 @@ def test_a_run_takes_no_training_job_s_name() -> None:
     with pytest.raises(ConfigError, match=f"has a TrainingJob {run.name}, and nothing was created: .*lockstep delete {run.name} -n "):
         asyncio.run(module._start(cluster.as_cluster, run, lambda line: None))
     assert cluster.names("ConfigMap") == []
+
+
+def test_a_retry_goes_on_as_the_run_that_failed_and_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = list[Earlier | None]()
+
+    async def start(order: Order, target: Target, earlier: Earlier | None) -> int:
+        orders.append(earlier)
+        return 0
+
+    order = Order(job(), cast(Any, None), Typed("job.yaml"), retry=True)
+    backend = innamespace.InNamespace(target(None))
+    monkeypatch.setattr(innamespace, "run_in_namespace", start)
+    monkeypatch.setattr(innamespace, "runs_without_operator", lambda *_: [])
+    with pytest.raises(ConfigError, match="there is no run x without an operator in namespace default: start it with"):
+        backend.run(order)
+    found = {"metadata": {"uid": "u"}, "spec": {"restart": {"retry": 2}}}
+    monkeypatch.setattr(innamespace, "runs_without_operator", lambda *_: [found])
+    assert (backend.run(order), orders) == (0, [Earlier("u", 2)])
