@@ -1,7 +1,7 @@
 """The next command to type: by the reason of a condition, by where a job stands, and by what it failed of (pure).
 
-Every reason that can keep a job from what was asked of it has a remedy of its own here, or is one of `NEEDS_NONE`. A pattern takes the
-names that a command needs from the condition's message; the last remedy of a reason needs none.
+Every reason that can keep a job from what was asked of it has a remedy of its own here; those of hosts are in `plan.hosts.status`. A
+pattern takes the names that a command needs from the condition's message; the last remedy of a reason needs none.
 """
 
 from __future__ import annotations
@@ -180,18 +180,6 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("lockstep retry {job} -n {namespace}", "to {go_on}; raise spec.activeDeadlineSeconds first, or it ends as early again"),
     ),
 }  # fmt: skip
-
-NEEDS_NONE = frozenset({
-    Reason.ACCEPTED, Reason.NOT_ACCEPTED, Reason.SUSPENDED, Reason.NOT_SUSPENDED, Reason.STOPPING, Reason.RESIZING, Reason.START_REPLACED,
-    Reason.FINISHED, Reason.ALL_SCHEDULED, Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS,
-    Reason.ALL_RANKS_READY, Reason.RUNNING, Reason.READY, Reason.IDLE, Reason.NO_STRAGGLER, Reason.SAVES_WORK, Reason.NODE_EXCLUDED,
-    Reason.RESTARTING, Reason.NOT_RESTARTING, Reason.NO_CHECKPOINT, Reason.COMMITTED, Reason.COMPLETE, Reason.FAILED, Reason.NOT_FINISHED,
-    Reason.NOT_FAILED, Reason.RETRIED, Reason.ALL_NODES_READY, Reason.NODES_NOT_SEEN, Reason.REPLACING, Reason.HOLDING, Reason.NOT_HELD,
-    Reason.HOSTS_REACHED, Reason.UNREACHABLE, Reason.HOST_AWAY, Reason.AGENT_ENDED,
-})  # fmt: skip
-"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy. Those of hosts are in
-`plan.hosts.steps`.
-"""
 
 
 def remedy(reason: str, message: str, observed: Observed) -> Step | None:

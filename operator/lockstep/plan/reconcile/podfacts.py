@@ -304,7 +304,7 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
     if seconds is None:
         patch = f'{{"spec":{{"restart":{{"lostNodeSeconds":{SUGGESTED_SECONDS}}}}}}}'
         always = f"kubectl patch tj {observed.name} {where} --type merge -p '{patch}'"
-        text = f"{begun}: bring the Node back, or once its machine is off have the pod replaced ({force}); to have Lockstep do so: {always}"
+        text = f"{begun}: bring the Node back; once its machine is off, have the pod replaced ({force}); to have Lockstep do so: {always}"
         return _Lost("NodeLost", text)
     since = seconds_of(trouble.since) if trouble.since else 0.0
     at = datetime.fromtimestamp(since + seconds, UTC).strftime("%H:%M:%SZ")

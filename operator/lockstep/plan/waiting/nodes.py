@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ def _is_wanted(pod: Object, node: Object) -> bool:
     labels = node["metadata"].get("labels", {})
     selected = all(labels.get(key) == value for key, value in (pod["spec"].get("nodeSelector") or {}).items())
     terms = _terms(pod)
-    return selected and (not terms or any(_host_fits(term, labels) and _name_fits(term, node) for term in terms))
+    return selected and (not terms or any(_term_fits(term, node) for term in terms))
 
 
 def _terms(pod: Object) -> list[Object]:
@@ -84,19 +84,14 @@ def _terms(pod: Object) -> list[Object]:
     return list((affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [])
 
 
-def _host_fits(term: Object, labels: dict[str, str]) -> bool:
-    return all(_rule_fits(rule, labels) for rule in term.get("matchExpressions", []) if rule["key"] == LABEL_HOSTNAME)
-
-
-def _name_fits(term: Object, node: Object) -> bool:
-    """Fields of a node: what is left out by preflight."""
-    name = {LABEL_HOSTNAME: node["metadata"]["name"]}
-    return all(_rule_fits(rule, name) for rule in term.get("matchFields", []))
-
-
-def _rule_fits(rule: Object, labels: dict[str, str]) -> bool:
-    listed = labels.get(LABEL_HOSTNAME) in rule.get("values", [])
-    return {"In": listed, "NotIn": not listed}.get(rule["operator"], True)
+def _term_fits(term: Object, node: Object) -> bool:
+    """Return True if the term allows the node by its host name, and by its own name, by which preflight leaves nodes out."""
+    name, host = node["metadata"]["name"], node["metadata"].get("labels", {}).get(LABEL_HOSTNAME)
+    rules = [(rule, host) for rule in term.get("matchExpressions", []) if rule["key"] == LABEL_HOSTNAME]
+    rules += [(rule, name) for rule in term.get("matchFields", [])]
+    return all(
+        (value in rule.get("values", [])) is (rule["operator"] == "In") for rule, value in rules if rule["operator"] in ("In", "NotIn")
+    )
 
 
 def _nobody_matches(pod: Object) -> str:
@@ -202,7 +197,7 @@ def request(pod: Object, resource: str) -> Decimal:
     """
     if resource == PODS:
         return Decimal(1)
-    return effective(pod, resource, "requests") + _of((pod["spec"].get("overhead") or {}), resource)
+    return effective(pod, resource, "requests") + number((pod["spec"].get("overhead") or {}).get(resource))
 
 
 def effective(pod: Object, resource: str, which: str) -> Decimal:
@@ -221,11 +216,7 @@ def effective(pod: Object, resource: str, which: str) -> Decimal:
 
 
 def _stated(container: Object, resource: str, which: str) -> Decimal:
-    return _of((container.get("resources") or {}).get(which) or {}, resource)
-
-
-def _of(amounts: Mapping[str, object], resource: str) -> Decimal:
-    return number(amounts.get(resource))
+    return number(((container.get("resources") or {}).get(which) or {}).get(resource))
 
 
 JOB_KIND = "TrainingJob"

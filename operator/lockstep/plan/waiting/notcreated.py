@@ -98,7 +98,7 @@ def why_still_there(observed: Observed, now: float) -> Notice | None:
     first, node, place = late[0]["metadata"], late[0]["spec"].get("nodeName", "?"), f"-n {observed.namespace}"
     if first.get("finalizers"):
         patch = f"""kubectl patch pod {first["name"]} {place} --type merge -p '{{"metadata":{{"finalizers":null}}}}'"""
-        why = f"finalizer {first['finalizers'][0]} keeps it: its owner has to remove it, or you if that is no more ({patch})"
+        why = f"finalizer {first['finalizers'][0]} keeps it: its owner has to remove it; if that is no more, let the pod go ({patch})"
     else:
         give_up = f"once the machine is off, give the pod up by kubectl delete pod {first['name']} {place} --force"
         why = f"the kubelet of Node {node} has not confirmed that it did: {give_up} (kubectl describe node {node})"

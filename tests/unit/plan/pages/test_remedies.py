@@ -13,18 +13,29 @@ import typer.main
 from lockstep.api.objects import Object
 from lockstep.cli.main import app
 from lockstep.plan.observed import Observed
-from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NEEDS_NONE, NO_MODULE_HERE, REMEDIES, Remedy, advice, remedy
+from lockstep.plan.pages.remedies import HELP_WITHOUT_PODS, NO_MODULE_HERE, REMEDIES, Remedy, advice, remedy
 from lockstep.plan.pages.why import why
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.reconcile import reconcile
 from reference.verbs import commands
 from support.checkout import ROOT
 from unit.plan.reconcile.test_lost_nodes import lost
-from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, event, fresh, pod, report, running, settled, unplaced
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, event, fresh, pod, report, running, settled, unplaced, waiting
 
 PLAN = ROOT / "operator" / "lockstep" / "plan"
 WARNINGS = {"MoreGPUsThanNodesHave", "NoRails", "Placeholder", "RDMAWithoutGPUs", "VariableIgnored"}
 """Notices of what is allowed and probably not meant: they keep nothing from starting."""
+
+
+NEEDS_NONE = frozenset({
+    Reason.ACCEPTED, Reason.NOT_ACCEPTED, Reason.SUSPENDED, Reason.NOT_SUSPENDED, Reason.STOPPING, Reason.RESIZING, Reason.START_REPLACED,
+    Reason.FINISHED, Reason.ALL_SCHEDULED, Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS,
+    Reason.ALL_RANKS_READY, Reason.RUNNING, Reason.READY, Reason.IDLE, Reason.NO_STRAGGLER, Reason.SAVES_WORK, Reason.NODE_EXCLUDED,
+    Reason.RESTARTING, Reason.NOT_RESTARTING, Reason.NO_CHECKPOINT, Reason.COMMITTED, Reason.COMPLETE, Reason.FAILED, Reason.NOT_FINISHED,
+    Reason.NOT_FAILED, Reason.RETRIED, Reason.ALL_NODES_READY, Reason.NODES_NOT_SEEN, Reason.REPLACING, Reason.HOLDING, Reason.NOT_HELD,
+    Reason.HOSTS_REACHED, Reason.UNREACHABLE, Reason.HOST_AWAY, Reason.AGENT_ENDED,
+})  # fmt: skip
+"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy."""
 
 
 def stated_reasons() -> set[str]:
@@ -73,9 +84,7 @@ def test_nobody_is_sent_to_edit_what_can_not_be_edited_or_is_not_at_fault(reason
 
 
 def kubelet(reason: str, message: str, image: str = "i:1", name: str = "trainer") -> Observed:
-    container = {"name": name, "image": image, "state": {"waiting": {"reason": reason, "message": message}}}
-    pods = (pod(0, status={"phase": "Pending", "containerStatuses": [container]}), pod(1))
-    return replace(settled(), pods=pods)
+    return replace(settled(), pods=(waiting(reason, message, image=image, name=name), pod(1)))
 
 
 def mount(message: str) -> Observed:

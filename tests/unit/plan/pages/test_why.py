@@ -36,6 +36,7 @@ from lockstep_gang.lifecycle.start import without_folder
 from lockstep_gang.lifecycle.summary import message_of
 from unit.gang.cases import make_run
 from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
+from unit.plan.reconcile.test_reconcile import waiting as pulling
 from unit.plan.waiting.test_blocked import foreign, node, stuck
 
 FAILURE = Failure(
@@ -184,11 +185,8 @@ def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_ane
 
 
 def test_what_keeps_a_restart_from_its_pods_is_said_and_not_only_that_it_restarts() -> None:
-    missing = [
-        {"name": "trainer", "image": "i:1", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown: not found"}}}
-    ]
-    observed = settled(report())
-    observed = replace(observed, pods=(pod(0), pod(1, status={"phase": "Pending", "containerStatuses": missing})))
+    pulls = pulling("ImagePullBackOff", "manifest unknown: not found", node=1, image="i:1")
+    observed = replace(settled(report()), pods=(pod(0), pulls))
     answer = asked(after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW)))
     assert (answer.state, "image i:1 of container trainer" in answer.summary) == ("Restarting", True)
     assert answer.next[0].command.startswith("kubectl patch tj x -n ns")

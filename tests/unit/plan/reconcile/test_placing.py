@@ -215,10 +215,6 @@ def test_a_job_that_holds_none_makes_room_for_an_earlier_one_that_holds_some() -
     assert replicas(reconcile(no_pods(holding_since(5, holder(), placed=0)), None, CONTEXT, NOW)) == []
 
 
-def suspended(observed: Observed) -> Observed:
-    return asked(observed, suspend=True)
-
-
 @pytest.mark.parametrize("change", [no_pods, gated, undecided], ids=["holds none", "in a queue", "nobody has decided"])
 def test_a_job_in_nobody_s_way_waits_for_as_long_as_it_takes(change: Any) -> None:
     plan = reconcile(change(holding_since(10**6, queued())), None, CONTEXT, NOW)
@@ -234,7 +230,7 @@ def test_a_quota_that_has_no_room_for_the_other_pods_is_a_lack_of_room_too() -> 
 
 
 def test_a_stop_that_somebody_asked_for_is_no_release() -> None:
-    plan = reconcile(suspended(holding_since(100, queued())), None, CONTEXT, NOW)
+    plan = reconcile(asked(holding_since(100, queued()), suspend=True), None, CONTEXT, NOW)
     assert condition(plan, "Progressing")[1] == "Stopping"
     assert "placement" not in status(plan)
     fewer = holding_since(5, queued())

@@ -440,9 +440,10 @@ def test_unschedulable_pods_name_the_nodes_that_lack_what_they_ask_for() -> None
     assert condition(reconcile(busy, None, CONTEXT, NOW), "PodsScheduled")[2].endswith(f"nvidia.com/gpu is in use on node b; {HOLDS_ONE}")
 
 
-def waiting(reason: str, message: str) -> Object:
-    states = [{"name": "trainer", "image": "python:1", "state": {"waiting": {"reason": reason, "message": message}}}]
-    return pod(0, status={"phase": "Pending", "containerStatuses": states})
+def waiting(reason: str, message: str = "no", node: int = 0, **container: Any) -> Object:
+    """A pod whose container has never run."""
+    state = {"name": "trainer", "image": "python:1", "state": {"waiting": {"reason": reason, "message": message}}, **container}
+    return pod(node, status={"phase": "Pending", "containerStatuses": [state]})
 
 
 @pytest.mark.parametrize(

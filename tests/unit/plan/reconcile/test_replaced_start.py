@@ -15,26 +15,8 @@ from lockstep.plan.reconcile.reconcile import Plan, reconcile
 from lockstep_gang.contract.preflight import Finding, PreflightReport
 from lockstep_gang.contract.report import State
 from lockstep_spec.choices import Severity
-from unit.plan.reconcile.test_reconcile import (
-    CONTEXT,
-    NOW,
-    PROFILE,
-    after,
-    asked,
-    condition,
-    pod,
-    replicas,
-    report,
-    running,
-    settled,
-    unplaced,
-)
-
-
-def waiting(node: int, reason: str, message: str = "no", **more: Any) -> Object:
-    """A pod whose trainer has never run."""
-    container = {"name": "trainer", "image": "wrong:1", "state": {"waiting": {"reason": reason, "message": message}}, **more}
-    return pod(node, status={"phase": "Pending", "containerStatuses": [container]})
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, asked, condition, pod, replicas, report, running, settled, waiting
+from unit.plan.reconcile.test_start import NO_ROOM
 
 
 def crashing_init(node: int) -> Object:
@@ -47,14 +29,14 @@ def crashing_init(node: int) -> Object:
 def never_started(node: int) -> Object:
     """The image has no python3: the kubelet tried several times."""
     ended = {"exitCode": 128, "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH'}
-    return waiting(node, "CrashLoopBackOff", lastState={"terminated": ended}, restartCount=5)
+    return waiting("CrashLoopBackOff", node=node, lastState={"terminated": ended}, restartCount=5)
 
 
 TROUBLES = {
-    "ImagePullBackOff": lambda node: waiting(node, "ImagePullBackOff"),
-    "CreateContainerConfigError": lambda node: waiting(node, "CreateContainerConfigError", 'secret "token" not found'),
-    "ContainerCreating": lambda node: waiting(node, "ContainerCreating"),
-    "unplaced": lambda node: pod(node, spec={"containers": []}, status=unplaced("0/2 nodes: 2 Insufficient cpu.")),
+    "ImagePullBackOff": lambda node: waiting("ImagePullBackOff", node=node),
+    "CreateContainerConfigError": lambda node: waiting("CreateContainerConfigError", message='secret "token" not found', node=node),
+    "ContainerCreating": lambda node: waiting("ContainerCreating", node=node),
+    "unplaced": lambda node: {**pod(node), **NO_ROOM},
     "crashing init": crashing_init,
     "no python": never_started,
 }
@@ -109,12 +91,14 @@ def test_an_operator_that_ends_at_any_write_goes_on_where_the_last_one_was() -> 
     started = reconcile(replace(unwritten, pods=()), None, CONTEXT, NOW + 3)
     assert template(started)["containers"][0]["image"] == "right:1"
     begun = after(replace(unwritten, pods=()), replace(started, status=None))
-    again = reconcile(replace(begun, pods=(waiting(0, "ContainerCreating"), waiting(1, "ContainerCreating"))), None, CONTEXT, NOW + 4)
+    making = tuple(waiting("ContainerCreating", node=node) for node in range(2))
+    again = reconcile(replace(begun, pods=making), None, CONTEXT, NOW + 4)
     assert (again.create, again.apply, again.delete) == ((), (), ())
 
 
 def profile_with(**spec: Any) -> Object:
-    return {**PROFILE, "spec": {**PROFILE["spec"], **spec}}
+    (profile,) = running().profiles
+    return {**profile, "spec": {**profile["spec"], **spec}}
 
 
 def test_a_corrected_profile_replaces_it_too() -> None:
@@ -175,7 +159,7 @@ def resumed_after(attempts: int) -> Observed:
     asleep = after(asleep, reconcile(asleep, None, CONTEXT, NOW))
     resumed = asked(asleep, suspend=False)
     resumed = after(resumed, reconcile(resumed, None, CONTEXT, NOW))
-    return replace(resumed, pods=(waiting(0, "ErrImagePull"), waiting(1, "ErrImagePull")))
+    return replace(resumed, pods=(waiting("ErrImagePull"), waiting("ErrImagePull", node=1)))
 
 
 def test_attempts_of_earlier_starts_do_not_count() -> None:
@@ -213,7 +197,7 @@ def test_a_gang_that_was_waiting_thirty_seconds_ago_has_begun_nothing_since(age:
 def test_people_in_a_dev_environment_keep_their_pods() -> None:
     observed = running(type="Interactive", script=None)
     observed = after(observed, reconcile(observed, None, CONTEXT, NOW))
-    plan = reconcile(asked(replace(observed, pods=(waiting(0, "ErrImagePull"), pod(1))), image="right:1"), None, CONTEXT, NOW + 1)
+    plan = reconcile(asked(replace(observed, pods=(waiting("ErrImagePull"), pod(1))), image="right:1"), None, CONTEXT, NOW + 1)
     assert replicas(plan) == []
     assert condition(plan, "Accepted")[1] == "ChangePending"
 
