@@ -76,16 +76,14 @@ async def put(
     roots: list[str],
     progress: TransferProgress,
     *,
-    own_umask: bool = False,
-    program: bytes | None = None,
     sender: Sender | None = None,
+    on_host: bytes | None = None,
 ) -> Carried:
-    """Copy a file or folder of this machine into the volumes that `place` sees. `own_umask`: who may write to it is up to the umask there;
-    else its group may, as in pods. `program`: text of `carry` for the Python there; None: that of any pod. `sender`: who sends it; None: it
-    isn't recorded. Raises Failed.
+    """Copy a file or folder of this machine into the volumes that `place` sees. `sender`: who sends it; None: it isn't recorded. `on_host`:
+    text of `carry` for the Python of a host, whose umask says who may write to it; None: in a pod, its group may. Raises Failed.
     """
-    request = {"take": target, "roots": roots, "ownUmask": own_umask, "sender": sender and sender.request(roots)}
-    return await retried(lambda: _once(place, request, giving(source, progress), program), progress)
+    request = {"take": target, "roots": roots, "ownUmask": on_host is not None, "sender": sender and sender.request(roots)}
+    return await retried(lambda: _once(place, request, giving(source, progress), on_host), progress)
 
 
 def giving(source: Path, progress: TransferProgress) -> Callable[[Wire], dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from posixpath import dirname
 
 from lockstep.api.errors import ConfigError, Failed
@@ -14,12 +13,11 @@ from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.hosts.volumes import listening_ports
 from lockstep.platforms.files.copies import Copy, CopyWish, place_of, tell_result
 from lockstep.platforms.files.meter import Meter
-from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, put, refuse_outside
+from lockstep.platforms.files.transfer import Carried, Sender, TransferProgress, get, refuse_outside
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.hosts.spread import Spread, Stop
 from lockstep.platforms.hosts.volumes import sharing
-from lockstep.platforms.output import put as put_line
-from lockstep.platforms.output import tell
+from lockstep.platforms.output import put, tell
 
 
 async def copy_on_hosts(copy: Copy, fleet: Fleet, wish: CopyWish) -> bool:
@@ -61,7 +59,7 @@ async def copy_on_hosts(copy: Copy, fleet: Fleet, wish: CopyWish) -> bool:
 
 def _tell_shared(copy: Copy, host: str, first: str, *, arrived: bool) -> bool:
     if arrived:
-        put_line(f"host {host}: sees the same folder as host {first}, at {place_of(copy)}")
+        put(f"host {host}: sees the same folder as host {first}, at {place_of(copy)}")
     else:
         tell(f"host {host}: not copied: it sees the same folder as host {first}")
     return arrived
@@ -102,14 +100,7 @@ async def _send(
     sender: Sender,
 ) -> Mapping[str, Carried | Exception]:
     """Send to hosts that see nothing of each other's folders."""
-    if len(hosts) == 1 and origin is None:
-        (host, facts), *_ = hosts.items()
-        try:
-            source, place = Path(copy.local), fleet.place(host)
-            return {host: await put(place, source, paths[host], _roots(facts), progress[host], own_umask=True, sender=sender)}
-        except (Failed, OSError) as error:
-            return {host: error}
-    addresses = stated_addresses(fleet, hosts)
+    addresses = stated_addresses(fleet, hosts) if len(hosts) > 1 else [None]  # (one alone listens nowhere)
     stops = [
         Stop(host, fleet.place(host), paths[host], _roots(facts), address, progress[host])
         for (host, facts), address in zip(hosts.items(), addresses, strict=True)

@@ -193,7 +193,7 @@ async def _send(place: HostPlace, setup: HostSetup, files: Sequence[WheelFile], 
     say(f"{setup.host.name}: sending {number_of(len(lacking), 'file')}, {size / 1e6:.0f} MB")
     with _together(lacking) as source:
         try:
-            await put(place, source, f"{data}/", [data], TransferProgress(), own_umask=True, program=old_source_of(carry))
+            await put(place, source, f"{data}/", [data], TransferProgress(), on_host=old_source_of(carry))
         except Failed as error:
             raise Failed(f"{place.name}: {str(error).removeprefix(f'{place.name}: ')}") from None
 

@@ -20,7 +20,7 @@ from lockstep_machine.rdma import gigabits, rdma_ports
 from lockstep_machine.readings import file_words, folder_names
 
 PORTS_MAX, TEXT_MAX = 64, 200
-SIOCGIFMTU, SIOCETHTOOL, GET_DRIVER = 0x8921, 0x8946, 0x3
+SIOCETHTOOL, GET_DRIVER = 0x8946, 0x3
 SPEEDLESS_DRIVERS = frozenset({"veth", "tun", "bridge", "dummy", "tunnel", "vxlan", "wireguard", ""})
 """Drivers without a line rate: veth calls itself 10 Gb/s whatever it is laid over."""
 Json = dict[str, Any]
@@ -47,13 +47,12 @@ def _port(root: Path, name: str, address: str, prefix: int) -> Json:
     driver = _driver(name)
     speed = file_words(folder / "speed")  # (-1: not known)
     known = speed.isdecimal() and int(speed) > 0 and driver not in SPEEDLESS_DRIVERS
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        mtu = fcntl.ioctl(asking.fileno(), SIOCGIFMTU, struct.pack("256s", name.encode()[:15]))
+    mtu = file_words(folder / "mtu")
     return {
         "name": name,
         "address": address,
         "prefix": prefix,
-        "mtu": struct.unpack_from("i", mtu, 16)[0],
+        "mtu": int(mtu) if mtu.isdecimal() else None,
         "gbs": int(speed) / 1000 if known else None,
         "driver": driver,
         "wireless": is_wireless(folder),

@@ -26,6 +26,8 @@ from lockstep.platforms.files import transfer
 from lockstep.platforms.files.copies import Copy, Remote, read, read_all, tell_result
 from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import Carried, TransferProgress, get, put, refuse_outside
+from lockstep.platforms.hosts.fleet import old_source_of
+from lockstep.platforms.inpod import carry
 from lockstep.platforms.kubernetes import files as cp_module
 from lockstep.platforms.kubernetes.files import _copy_before_start
 from lockstep.platforms.kubernetes.job import known_job
@@ -316,13 +318,15 @@ def test_how_far_it_is_is_told_in_the_units_of_disks() -> None:
 
 
 @pytest.mark.parametrize(("own", "mode"), [(True, 0o600), (False, 0o664)])
-def test_what_is_copied_is_the_group_s_in_pods_and_as_the_umask_says_on_a_person_s_own_machine(
+def test_what_is_copied_is_the_group_s_in_pods_and_as_the_umask_says_on_a_host(
     model: Path, tmp_path: Path, connections: list[int], own: bool, mode: int
 ) -> None:
     (model / "weights").chmod(0o664)
-    previous = os.umask(0o077)
+    previous, program = os.umask(0o077), old_source_of(carry)
     try:
-        asyncio.run(put(PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], TransferProgress(), own_umask=own))
+        asyncio.run(
+            put(PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], TransferProgress(), on_host=program if own else None)
+        )
     finally:
         os.umask(previous)
     assert (tmp_path / "volume/model/weights").stat().st_mode & 0o777 == mode

@@ -80,6 +80,13 @@ def test_every_host_gets_everything_once(tmp_path: Path, source: Path) -> None:
     assert results == dict.fromkeys(passed, Carried(files=102, sent=0, bytes=0, resumed=0)) and set(passed.values()) == {0}
 
 
+def test_one_host_alone_gets_everything_and_again_nothing(tmp_path: Path, source: Path) -> None:
+    for sent in (102, 0):
+        results, _, said = spread(tmp_path, source, addresses={"h0": None})
+        assert isinstance(result := results["h0"], Carried) and result.sent == sent and not said
+    assert contents(tmp_path / "h0" / "x") == contents(source)
+
+
 def test_a_host_that_has_more_than_the_one_before_it_gets_only_what_it_lacks(tmp_path: Path, source: Path) -> None:
     for host, size, name in (("h1", 3 << 20, draft_name("weights")), ("h2", len(CONTENT), "weights")):
         (tmp_path / host / "x").mkdir(parents=True)
