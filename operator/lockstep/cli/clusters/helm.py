@@ -49,13 +49,10 @@ async def operator_release(cluster: Cluster, objects: list[dict[str, Any]]) -> t
 
 
 async def _stored(cluster: Cluster, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    from lockstep.kube.cluster import FORBIDDEN, ApiError
+    from lockstep.kube.cluster import FORBIDDEN, tolerated
 
     metadata = item["metadata"]
-    try:
+    with tolerated(FORBIDDEN):
         stored = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"]) or {"metadata": {}}
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return "", {}  # nor may this person change it
-    return str(stored["metadata"].get("annotations", {}).get(ANNOTATION_RELEASE, "")), stored
+        return str(stored["metadata"].get("annotations", {}).get(ANNOTATION_RELEASE, "")), stored
+    return "", {}  # nor may this person change it
