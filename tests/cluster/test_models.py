@@ -64,6 +64,7 @@ def job(name: str, hub: Hub, env: dict[str, str], **spec: Any) -> dict[str, Any]
     return {"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": given | spec}
 
 
+@pytest.mark.long
 def test_a_pod_of_a_minute_fills_the_volume_and_the_job_asks_nobody(jobs: Jobs, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("ahead", hub, {})))
     told = lockstep(jobs, "model", "get", "-f", str(tmp_path / "job.yaml"))

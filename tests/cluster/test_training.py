@@ -230,6 +230,7 @@ def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str
     assert told.returncode == 1 and "nvidia.com/gpu" in told.stderr, told
 
 
+@pytest.mark.long
 def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: PodPlace) -> None:
     count, _, stale = run_in_pod(files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
     assert int(count) > 1000

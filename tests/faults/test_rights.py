@@ -57,6 +57,7 @@ def test_installed_for_the_whole_cluster(tmp_path: Path, plane: Plane) -> None:
         assert wrong(rig, OPERATOR_NAMESPACE) == ([], [])
 
 
+@pytest.mark.long
 def test_installed_for_named_namespaces(tmp_path: Path, plane: Plane) -> None:
     """Outside of them it may do nothing, and doesn't try."""
     settings = {"LOCKSTEP_NAMESPACES": ",".join(NAMED.namespaces), "LOCKSTEP_METRICS_PORT": str(free_ports(1)[0])}

@@ -279,6 +279,7 @@ def test_a_wheel_that_was_changed_on_the_one_host_is_refused_there_and_replaced_
     assert lab.works(0)
 
 
+@pytest.mark.long
 def test_a_running_job_keeps_its_environment_until_it_is_deleted(lab: Lab) -> None:
     lab.setup()
     (first,) = lab.environments(0)
@@ -339,6 +340,7 @@ def python_name(lab: Lab, version: str, folder: Path, monkeypatch: pytest.Monkey
     return unquote(install.archive_of({"uv": uv, "version": version}, io.BytesIO())["url"].rpartition("/")[2])
 
 
+@pytest.mark.long
 def test_the_archive_of_a_python_crosses_the_laptop_s_link_once_and_uv_refuses_one_that_it_does_not_know(
     bare: BedHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_frozen_rank_is_named_with_what_it_was_in(folder: Folder, model: Path, data: Path, rank: int) -> None:
     """Rank 0 keeps the store in which ranks tell each other where they are: without it they only lose each other."""
     training = {
