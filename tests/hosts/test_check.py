@@ -299,8 +299,16 @@ def slow_cable(lab: Lab) -> Undo:
             [small_mtu, no_linger(0), no_linger(1), kills_processes],
             [
                 ("bed2", r"^the MTU of eth0 is 1400, and 1500 on the other hosts$", r"^as root on bed2: ip link set dev eth0 mtu 1500"),
-                ("bed0", r"^ada has no linger: a job does not come back after a reboot$", r"as root on bed0: loginctl enable-linger ada$"),
-                ("bed1", r"a job would end with your last login.*KillUserProcesses", r"as root on bed1: loginctl enable-linger ada$"),
+                (
+                    "bed0",
+                    r"^a job does not come back after a reboot, since ada has no linger there$",
+                    r"as root on bed0: loginctl enable-linger ada$",
+                ),
+                (
+                    "bed1",
+                    "^it ends all that ada runs at the end of the login .KillUserProcesses",
+                    r"as root on bed1: loginctl enable-linger ada$",
+                ),
             ],
         ),
         (

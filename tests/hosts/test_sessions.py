@@ -74,7 +74,8 @@ def test_a_host_that_ends_what_a_login_leaves_is_refused_with_what_root_can_do(b
     try:
         refused = bobs.run(bobs.job("doomed"), check=False)
         assert (
-            refused.returncode == 2 and "host bed1 ends all that bob runs at the end of the login (KillUserProcesses=yes" in refused.stderr
+            refused.returncode == 2
+            and "host bed1: it ends all that bob runs at the end of the login (KillUserProcesses=yes" in refused.stderr
         )
         assert "as root on it: loginctl enable-linger bob" in refused.stderr
         assert bobs.traces(0, "doomed") == bobs.traces(1, "doomed") == ""

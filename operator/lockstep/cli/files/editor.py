@@ -166,10 +166,8 @@ def _serve(
             put(f"With the VS Code of this machine and its extension {extension}:", f"  {words}", flush=True)
         try:
             async with (
-                served(volume.place, request, _echo) as server,
-                piped(volume.place, server.listens, usual, say)
-                if isinstance(server.listens, str)
-                else spot.forwarded(server.listens, usual) as local,
+                served(volume.place, request, _echo) as (there, ended),
+                piped(volume.place, there, usual, say) if isinstance(there, str) else spot.forwarded(there, usual) as local,
             ):
                 if kind == "debug":
                     _print_launch(spot, local)
@@ -178,7 +176,7 @@ def _serve(
                     put_link(request.address(local))
                     put(f"{kind} in {spot.name}, {request.folder}. Ctrl-C ends it.", flush=True)
                     await asyncio.to_thread(say_unknown, request.name)
-                why = await server.until_end()
+                why = await ended
         except ProgramMissing:
             if kind != "vscode" or spot.host is None or not await _opened_there(spot, request.folder):
                 raise

@@ -14,7 +14,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.cluster.finding import Finding, failed, note, warning
 from lockstep.plan.discovery.rails import Hardware
 from lockstep.plan.hosts.condition import GpuError, HostCondition, HostLook
-from lockstep.plan.hosts.facts import DIVIDED, HostFacts, HostGpu
+from lockstep.plan.hosts.facts import DIVIDED, HostFacts, HostGpu, session_words
 from lockstep.plan.hosts.keys import is_of_host_key
 from lockstep.plan.hosts.needs import oldest_python, unmet_folders, unmet_python
 from lockstep.plan.hosts.place import free_block, interface_words, python_of
@@ -259,24 +259,12 @@ def _own_names(looks: Sequence[HostLook]) -> Iterator[Finding]:
 
 
 def _keeping(look: HostLook, facts: HostFacts, condition: HostCondition, name: str) -> Iterator[Finding]:
-    linger = f"lockstep hosts setup {name} asks for it; else as root on {look.name}: loginctl enable-linger {facts.user}"
-    if not facts.lingers and facts.kills_processes:
-        message = (
-            f"a job would end with your last login: {facts.user} has no linger, and logind ends a user's processes at logout"
-            " (KillUserProcesses)"
-        )
-        yield failed(look.name, message, linger)
-    elif not facts.has_units:
-        message = (
-            f"systemd runs no units for {facts.user}, so a session of its own keeps the agent: a job does not come back after a reboot"
-        )
-        yield warning(
-            look.name,
-            message,
-            f"as root on {look.name}: install dbus-user-session and libpam-systemd, then loginctl enable-linger {facts.user}",
-        )
-    elif not facts.lingers:
-        yield warning(look.name, f"{facts.user} has no linger: a job does not come back after a reboot", linger)
+    why, step = session_words(facts)
+    fix = f"{f'lockstep hosts setup {name} asks for it; else ' if facts.has_units else ''}as root on {look.name}: {step}"
+    if why and facts.kills_processes:
+        yield failed(look.name, why, fix)
+    elif why:
+        yield warning(look.name, f"a job does not come back after a reboot, since {why}", fix)
     if condition.sleeps:
         fix = f"as root on {look.name}: systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target"
         yield warning(look.name, f"it falls asleep when {condition.sleeps}, and the job waits until it wakes", fix)

@@ -186,6 +186,20 @@ def unread_words(host: str, name: str, job: JobOnHost) -> str:
     return f"host {host}: the files of job {name} there can't be read: {job.problem}"
 
 
+def session_words(facts: HostFacts) -> tuple[str, str]:
+    """Reason why no unit can keep an agent there, so that a session must, which ends with a reboot, and root's step; '' and '' where one
+    can.
+    """
+    if facts.has_units and facts.lingers:
+        return "", ""
+    why = f"{facts.user} has no linger there" if facts.has_units else f"there is no systemd for the units of {facts.user}"
+    step = f"{'' if facts.has_units else 'install dbus-user-session and libpam-systemd, then '}loginctl enable-linger {facts.user}"
+    if facts.kills_processes:
+        why = f"it ends all that {facts.user} runs at the end of the login (KillUserProcesses=yes of its logind), and {why}"
+        step = step if facts.has_units else "set KillUserProcesses=no in /etc/systemd/logind.conf"
+    return why, step
+
+
 class BadAnswer(ValueError):
     """An answer that no look gives."""
 

@@ -12,7 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.hosts import Host, HostsCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_TYPED, DATASETS, WORKSPACE
-from lockstep.plan.hosts.facts import HostFacts, HostGpu, unread_words
+from lockstep.plan.hosts.facts import HostFacts, HostGpu, session_words, unread_words
 from lockstep.plan.hosts.record import Coordinator, JobRecord
 from lockstep.plan.hosts.unit import limit_lines, unit_name, unit_text
 from lockstep.plan.render.machine import machine_variables, socket_variables
@@ -271,16 +271,11 @@ def why_unkept(host: Host, facts: HostFacts) -> str:
 
     Raises ConfigError where a session would end with the connection.
     """
-    if facts.has_units and facts.lingers:
-        return ""
-    why = f"{facts.user} has no linger there" if facts.has_units else f"there is no systemd for the units of {facts.user}"
-    step = f"as root on it: loginctl enable-linger {facts.user}"
-    if facts.kills_processes:
-        raise ConfigError(
-            f"host {host.name} ends all that {facts.user} runs at the end of the login (KillUserProcesses=yes of its logind), "
-            f"and {why}: {step if facts.has_units else 'as root on it, set KillUserProcesses=no in /etc/systemd/logind.conf'}"
-        )
-    return f"{why}: {step}" if facts.has_units else why
+    why, step = session_words(facts)
+    words = f"{why}: as root on it: {step}" if why else ""
+    if why and facts.kills_processes:
+        raise ConfigError(f"host {host.name}: {words}")
+    return words
 
 
 def inputs_of(job: TrainingJob, profile: TrainingCluster, host: Host) -> list[list[str]]:

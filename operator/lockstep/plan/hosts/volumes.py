@@ -58,29 +58,22 @@ def sharing_findings(sharing: Sharing, mode: StorageMode, folder: str) -> Iterat
     if mode is StorageMode.SHARED:
         for host, problem in sharing.unasked.items():
             yield unknown("storage", f"whether host {host} sees what the others write to {folder}: {problem}")
-    if (finding := sharing_finding(sharing.known, mode, folder)) is not None:
-        yield finding
-
-
-def sharing_finding(groups: Sequence[Sequence[str]], mode: StorageMode, folder: str) -> Finding | None:
-    """Judge who sees whose files in a folder against what the cluster file states; None: it is as stated."""
-    if mode is StorageMode.SHARED and len(groups) > 1:
-        apart = " and not by ".join(f"{'/'.join(group)}" for group in groups)
-        return failed(
+    together = [group for group in sharing.known if len(group) > 1]
+    if mode is StorageMode.SHARED and len(sharing.known) > 1:
+        apart = " and not by ".join(f"{'/'.join(group)}" for group in sharing.known)
+        yield failed(
             "storage",
             f"storage.mode is rwx, but what a host writes to {folder} is seen by {apart}",
             "mount the same file system there on all of them, or set storage.mode to volumeClaimTemplates in the cluster file",
         )
-    together = [group for group in groups if len(group) > 1]
-    if mode is StorageMode.SHARED or not together:
-        return None
-    named = "; ".join(", ".join(group) for group in together)
-    return warning(
-        "storage",
-        f"{named} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie on"
-        " that one disk",
-        "state storage.mode: rwx where all hosts share it",
-    )
+    elif mode is not StorageMode.SHARED and together:
+        hosts = "; ".join(", ".join(group) for group in together)
+        yield warning(
+            "storage",
+            f"{hosts} see one and the same {folder}, though storage.mode says that each host has its own: copies for a lost disk would lie"
+            " on that one disk",
+            "state storage.mode: rwx where all hosts share it",
+        )
 
 
 def refuse_apart(sharing: Sharing, mode: StorageMode, folder: str) -> str:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.hosts.place import HostPlace
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
-    from lockstep.programs import Place
 
 
 LATE_SECONDS = 12.0
@@ -248,17 +247,17 @@ class HostsJob(Job):
 
     async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
         """Return that of the commits on all of its hosts."""
-        from lockstep.platforms.hosts.commits import HostsCommits
+        from lockstep.platforms.hosts.commits import commits_on_hosts
 
-        places: dict[str, Place] = {}
-        folders, away = {}, dict(self.seen.problems)
+        volumes: dict[str, Volume] = {}
+        away = dict(self.seen.problems)
         for node, host in enumerate(self.seen.hosts):
             try:
                 async with self.trainer(node, lambda _: None) as volume:
-                    places[host], folders[host] = volume.place, volume.run_folder(self.name)
+                    volumes[host] = volume
             except Failed as error:
                 away[host] = str(error)
-        return await HostsCommits(self.backend.fleet(), places, folders, away).answer(verb, options)
+        return await commits_on_hosts(self.backend.fleet(), volumes, self.name, away, verb, options)
 
     def suspend(self, *, now: bool = False) -> bool:
         from lockstep.platforms.hosts.start import stop

@@ -89,23 +89,12 @@ async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
             )
 
 
-class EditorServer:
-    """A server that runs there: the port or socket at which it listens there, and the reason of its end."""
-
-    def __init__(self, session: Program, listens: int | str, ended: asyncio.Task[str]) -> None:
-        self.listens = listens
-        self._session = session
-        self._ended = ended
-
-    async def until_end(self) -> str:
-        """Wait for its end, and return the reason, or '' if it ended by itself and well. Raises Failed when the connection broke."""
-        return await self._ended
-
-
 @asynccontextmanager
-async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIterator[EditorServer]:
-    """Start the server and wait until it listens; leaving ends it, and all that it has started. Raises ProgramMissing, or Failed with its
-    last lines.
+async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIterator[tuple[int | str, asyncio.Task[str]]]:
+    """Start the server and wait until it listens; leaving ends it, and all that it has started. Yield the port or socket at which it
+    listens there, and a task that returns why it ended: '' if by itself and well; it raises Failed when the connection broke.
+
+    Raises ProgramMissing, or Failed with its last lines.
     """
     source = source_of(editor)
     request = {**to_json(requested), "source": source.decode()}
@@ -123,7 +112,7 @@ async def served(place: Place, requested: EditorRequest, echo: Say) -> AsyncIter
             if not listens.done():
                 why = f"{requested.kind} in {place.name} did not start: {await ended or 'it ended at once'}"
                 raise ProgramMissing(why) if missing.is_set() else Failed(why)
-            yield EditorServer(session, listens.result(), ended)
+            yield listens.result(), ended
         finally:
             await _end(session, ended)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -47,8 +48,6 @@ def known_facts(
     `offline`: the hub isn't asked for a model's sizes. Raises ConfigError for what was named and can't be used; what wasn't named and isn't
     here stays unknown.
     """
-    from dataclasses import replace
-
     from lockstep.plan.ahead.forecast import Pace, RunFacts
 
     if resolved.training is None:
@@ -70,8 +69,6 @@ def known_facts(
 
 
 def _with_model(facts: RunFacts, training: Training, named: Path | None, offline: bool) -> RunFacts:
-    from dataclasses import replace
-
     from lockstep.plan.ahead.forecast import with_config
 
     try:
@@ -156,8 +153,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _with_samples(facts: RunFacts, training: Training, named: Path | None) -> RunFacts:
-    from dataclasses import replace
-
     data = training.data
     if data.packing or data.overlong == "Split":
         why = "with packing or overlong: Split, the number of sequences depends on the tokens; --samples N states it"

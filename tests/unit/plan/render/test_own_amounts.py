@@ -110,7 +110,8 @@ def test_hosts_that_can_not_keep_it_are_named_with_what_would_change_that() -> N
         f"{cpu} host lab1: units of ada have no control over cpu {delegate}"
     ]
     assert unlimited_lines(seats_with({"controllers": BOTH}, {"controllers": BOTH, "has_units": False})) == [
-        f"{stated} host lab1: there is no systemd for the units of ada"
+        f"{stated} host lab1: there is no systemd for the units of ada: as root on it: install dbus-user-session and libpam-systemd, then"
+        " loginctl enable-linger ada"
     ]
     assert not unlimited_lines(seats_with({"has_units": False}, {}, JOB))
 

@@ -316,22 +316,6 @@ def test_a_host_that_is_off_has_ten_seconds_and_an_idle_connection_a_minute_or_a
     assert (options(Login("lab0"), opens=True)["ControlPersist"], "ControlPersist=28800" in asked) == ("60", True)
 
 
-def test_a_connection_that_was_open_is_looked_at_again_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, opened = VirtualClock(), list[float]()
-    monkeypatch.setattr(ssh, "time", clock)
-
-    class Open(Shared):
-        async def open(self) -> None:
-            opened.append(clock.now - 1000.0)
-            self._open_at = clock.now
-
-    shared = Open(Login("lab0"), Path("/run/x"))
-    for _ in range(25):
-        asyncio.run(shared.be_open())
-        clock.sleep(1.0)
-    assert opened == [0, 11, 22]
-
-
 def test_a_login_that_waits_for_a_touch_is_told_after_five_seconds_and_given_up_after_a_minute(tmp_path: Path) -> None:
     clock, told = VirtualClock(0.0), list[tuple[float, str]]()
 

@@ -27,12 +27,13 @@ from lockstep.platforms.jobs.shortresults import Short
 from lockstep.platforms.places.orders import Order
 from lockstep.programs import STDOUT, Place, Program
 from support.hosts_told import CLUSTER, JOB, facts
+from unit.silent_place import SilentProgram
 from unit.virtual_time import VirtualClock
 
 NAMES = ["lab0", "lab1"]
 
 
-class Fallen(Program):
+class Fallen(SilentProgram):
     """A program that takes all, and falls silent after so many answers."""
 
     def __init__(self, fleet: Fleet, name: str, *answers: bytes) -> None:
@@ -42,12 +43,6 @@ class Fallen(Program):
 
     async def write(self, data: bytes | memoryview) -> None:
         self.written += bytes(data)
-
-    async def close_stdin(self) -> bool:
-        return True
-
-    async def resize(self, columns: int, lines: int) -> None:
-        pass
 
     async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
         for answer in self._answers:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lockstep.kube.forward import is_own
 from lockstep.platforms.jobs.editor import piped
-from lockstep.programs import STDERR, STDOUT, Program
+from support.process_place import ProcessPlace
 
 CONNECT = """
 import os, socket, sys
@@ -28,42 +24,7 @@ with socket.socket() as connection:
 """
 
 
-class Process(Program):
-    def __init__(self, place: Any, process: asyncio.subprocess.Process) -> None:
-        super().__init__(place)
-        self._process = process
-
-    async def write(self, data: bytes | memoryview) -> None:
-        self._process.stdin.write(bytes(data))
-
-    async def close_stdin(self) -> bool:
-        self._process.stdin.close()
-        return True
-
-    async def resize(self, columns: int, lines: int) -> None: ...
-
-    async def _received(self) -> AsyncIterator[tuple[int, bytes]]:
-        while data := await self._process.stdout.read(1 << 16):
-            yield STDOUT, data
-        yield STDERR, await self._process.stderr.read()
-        self.code = await self._process.wait()
-
-
-class Here:
-    """This machine, as a place."""
-
-    name, python = "here", (sys.executable,)
-
-    @asynccontextmanager
-    async def program(self, command: Sequence[str], **_: object) -> AsyncIterator[Program]:
-        process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            yield Process(self, process)
-        finally:
-            process.stdin.close()
-            await process.communicate()
-
-
+HERE = ProcessPlace(python=(sys.executable,))
 HI = 'Content-Length: 4\r\n\r\n"hi"'
 
 
@@ -75,7 +36,7 @@ def frame(**message: object) -> bytes:
 async def said_by(port: int, user: int, words: str = HI) -> str:
     """What a program of this user hears that says something to the port."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CONNECT, str(port), str(user), words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        sys.executable, "-c", CONNECT, str(port), str(user), words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     return (await process.communicate())[0].decode().strip()
 
@@ -87,7 +48,7 @@ async def test_one_editor_of_this_user_reaches_the_script_and_others_are_refused
         writer.write(frame(type="response", hears=(await reader.read(99)).decode()))
         writer.close()
 
-    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(Here(), str(tmp_path / "s"), 0, refused.append) as port:
+    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(HERE, str(tmp_path / "s"), 0, refused.append) as port:
         strangers = [65534] if os.getuid() == 0 else []
         for user in strangers:
             assert await said_by(port, user) == ""
@@ -111,7 +72,7 @@ async def test_what_a_web_page_can_send_reaches_no_script(tmp_path: Path, words:
         heard.append(await reader.read())
         writer.close()
 
-    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(Here(), str(tmp_path / "s"), 0, told.append) as port:
+    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(HERE, str(tmp_path / "s"), 0, told.append) as port:
         assert await said_by(port, os.getuid(), words) == ""
     assert heard in ([], [b""]) and "does not speak the Debug Adapter Protocol" in told[0]
 
@@ -125,7 +86,7 @@ async def test_a_pod_asks_nothing_of_the_editor(tmp_path: Path) -> None:
         writer.write(asks[0] + events[0] + others + events[1] + asks[1] + frame(type="response", command="attach"))
         writer.close()
 
-    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(Here(), str(tmp_path / "s"), 0, print) as port:
+    async with await asyncio.start_unix_server(script, tmp_path / "s"), piped(HERE, str(tmp_path / "s"), 0, print) as port:
         heard = await said_by(port, os.getuid())
     assert [json.loads(line[: line.rindex("}") + 1]) for line in heard.splitlines() if line.startswith("{")] == [
         {"type": "event", "event": "stopped"},
@@ -145,7 +106,7 @@ async def test_a_script_s_own_port_is_reached_again_and_again_and_one_where_noth
     told: list[str] = []
     async with await asyncio.start_server(script, "127.0.0.1", 0) as server:
         at = server.sockets[0].getsockname()[1]
-        async with piped(Here(), str(at), 0, told.append) as port:
+        async with piped(HERE, str(at), 0, told.append) as port:
             for _ in range(2):
                 assert "hears" in await said_by(port, os.getuid())
             server.close()
