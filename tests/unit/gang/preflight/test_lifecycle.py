@@ -256,10 +256,13 @@ def test_an_all_reduce_that_hangs_ends_at_its_deadline_and_is_told_with_where_it
     assert "node 1 did not answer in 70 s" in story.report.preflight.findings[0].message
 
 
-def test_where_a_node_has_no_torch_nothing_is_measured_and_ranks_start_with_a_warning() -> None:
-    story = looked_and_met(begun(2, Expected(all_reduce=FAST)), replace(LOOKED, versions={"python": "3"}))
+@pytest.mark.parametrize(
+    ("expected", "left_out"), [(Expected(all_reduce=FAST), "all-reduce"), (Expected(self_test=SelfTest()), "self-test")]
+)
+def test_where_a_node_has_no_torch_it_is_not_measured_and_ranks_start_with_a_warning(expected: Expected, left_out: str) -> None:
+    story = looked_and_met(begun(2, expected), replace(LOOKED, versions={"python": "3"}))
     assert story.report.attempt == 1
-    assert [f.message for f in story.report.preflight.findings] == ["node 0 has no torch: the all-reduce was left out"]
+    assert [f.message for f in story.report.preflight.findings] == [f"node 0 has no torch: the {left_out} was left out"]
 
 
 TESTED = SelfTestResult((DeviceResult(0, flops=10**12, precision="BF16"),))
@@ -303,12 +306,6 @@ def test_a_node_that_does_not_end_its_self_test_is_named_at_the_deadline() -> No
     story.waits(70.0)
     (finding,) = story.report.preflight.findings
     assert (finding.check, finding.node, finding.message) == ("answer", 1, "node 1 did not answer in 70 s")
-
-
-def test_a_node_without_torch_is_not_tested_and_says_so() -> None:
-    story = looked_and_met(begun(2, Expected(self_test=SelfTest())), replace(LOOKED, versions={"python": "3"}))
-    assert story.report.attempt == 1
-    assert [f.message for f in story.report.preflight.findings] == ["node 0 has no torch: the self-test was left out"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class NodeAnswers:
 
 
 def expected_of(run: Run) -> Expected:
-    """What a preflight of this run expects; nothing if it has none."""
+    """Tell what a preflight of this run expects: nothing if it has none."""
     return run.preflight or Expected()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,24 +55,13 @@ async def site(nodes: int, attempts: int = 0) -> AsyncIterator[Site]:
     await one.lobby.open()
     await one.lobby.admit(one.token)
     try:
-        yield one
+        async with asyncio.timeout(30):
+            yield one
     finally:
         for channel in one.channels:
             channel.abort()
         await one.lobby.end(0, "over", 1.0)
         await asyncio.sleep(0.01)
-
-
-def lobby_test(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(30):
-                await test()
-
-        asyncio.run(limited())
-
-    run.__name__ = test.__name__
-    return run
 
 
 async def seat_of(channel: Channel) -> dict[str, Any]:
@@ -81,7 +70,6 @@ async def seat_of(channel: Channel) -> dict[str, Any]:
     return message
 
 
-@lobby_test
 async def test_machines_get_the_numbers_they_ask_for_and_the_others_those_that_are_left() -> None:
     async with site(4) as one:
         channels = [await one.join(machine("a")), await one.join(machine("b"), node=1), await one.join(machine("c"))]
@@ -92,7 +80,6 @@ async def test_machines_get_the_numbers_they_ask_for_and_the_others_those_that_a
         assert [seat["run"]["runDir"] for seat in seats] == [f"/data/{name}/workspace/runs/x" for name in ("a", "b", "c")]
 
 
-@lobby_test
 async def test_a_number_that_is_taken_or_is_not_there_is_refused() -> None:
     async with site(3) as one:
         await (await one.join(machine("a"), node=2)).receive()
@@ -100,7 +87,6 @@ async def test_a_number_that_is_taken_or_is_not_there_is_refused() -> None:
         assert "--node is 3, must be 1 to 2: the launch is node 0" in await one.refused(machine("b"), node=3)
 
 
-@lobby_test
 async def test_a_machine_that_leaves_before_all_are_there_leaves_its_place() -> None:
     async with site(3) as one:
         first = await one.join(machine("a"))
@@ -113,7 +99,6 @@ async def test_a_machine_that_leaves_before_all_are_there_leaves_its_place() -> 
         assert [(await seat_of(second))["node"], (await seat_of(third))["node"]] == [1, 2]
 
 
-@lobby_test
 async def test_a_machine_that_comes_back_gets_its_node_though_its_old_connection_is_still_open() -> None:
     async with site(3) as one:
         await one.join(machine("a"))
@@ -127,7 +112,6 @@ async def test_a_machine_that_comes_back_gets_its_node_though_its_old_connection
         assert await new.receive() == {"kind": "stop", "now": False}
 
 
-@lobby_test
 async def test_a_job_that_has_its_machines_takes_no_other_one() -> None:
     async with site(2) as one:
         await seat_of(await one.join(machine("a")))
@@ -135,14 +119,12 @@ async def test_a_job_that_has_its_machines_takes_no_other_one() -> None:
         assert "the job's 2 machines are chosen (head (127.0.0.1), a (127.0.0.1)): stop it with Ctrl-C and launch it again" in reason
 
 
-@lobby_test
 async def test_a_machine_that_comes_back_with_fewer_gpus_is_refused_since_the_others_count_on_its_ranks() -> None:
     async with site(2) as one:
         await seat_of(await one.join(machine("a", gpus=("0", "1"))))
         assert "it had 2 GPUs when the job started, and has 1 now" in await one.refused(machine("a"))
 
 
-@lobby_test
 async def test_attempts_begin_above_the_highest_of_any_machine() -> None:
     async with site(3) as one:
         await one.join(machine("a"), attempts=4)
@@ -150,20 +132,17 @@ async def test_attempts_begin_above_the_highest_of_any_machine() -> None:
         assert [run.attempts_before for run in await one.lobby.gather()] == [9, 9, 9]
 
 
-@lobby_test
 async def test_attempts_begin_above_those_that_the_launch_s_machine_had_as_another_node() -> None:
     async with site(2, attempts=12) as one:
         await one.join(machine("a"), attempts=4)
         assert [run.attempts_before for run in await one.lobby.gather()] == [12, 12]
 
 
-@lobby_test
 async def test_a_job_of_one_node_waits_for_nobody() -> None:
     async with site(1) as one:
         assert [run.nodes for run in await one.lobby.gather()] == [1]
 
 
-@lobby_test
 async def test_of_65_connections_without_a_proof_the_oldest_is_closed() -> None:
     closed: list[int] = []
 
