@@ -7,12 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import rank_cases
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from lockstep_spec.choices import NonFinitePolicy
+from lockstep_spec.choices import NonFinitePolicy, Quantization
 from lockstep_spec.settings import Level, Recomputed
 from lockstep_spec.training import TrainingConfig
 from lockstep_train import __main__ as trainer
@@ -31,6 +35,7 @@ from lockstep_train.engine.step import Stepper
 from lockstep_train.export import write_adapter
 from lockstep_train.model import trained as trained_part
 from lockstep_train.model.load import model_class, quiet_transformers
+from lockstep_train.model.quantize import keep_trainable, loading_options
 from lockstep_train.report import Reporter
 from lockstep_train.zero import zero_access
 
@@ -119,9 +124,6 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def configuration(family: str) -> Any:
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     if family in OTHERS:
         wide = {name: value for name, value in WIDE.items() if name != "num_hidden_layers" or "layers_block_type" not in OTHERS[family]}
         return CONFIG_MAPPING[family](**wide | OTHERS[family])
@@ -303,11 +305,6 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
 
 def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, Any]) -> dict[str, Any]:
     """The adapter folder as peft loads it, beside the live model: the greatest difference of logits, and peft's own names."""
-    import peft
-
-    from lockstep_spec.choices import Quantization
-    from lockstep_train.model.quantize import keep_trainable, loading_options
-
     dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]
     options = loading_options(Quantization(variant.get("quantization", "None")), dtype)
     base = model_class(model).from_pretrained(model, dtype=dtype, **options)
@@ -368,8 +365,6 @@ def make_whole_family(folder: str, family: str, forced: str | None = None, **cha
 
 def compare_model(folder: str, logits: str) -> None:
     """The folder as transformers loads it gives exactly the live model's logits."""
-    from transformers import AutoTokenizer
-
     mine = logits_of(model_class(Path(folder)).from_pretrained(folder))
     live = load_file(logits)["logits"]
     assert torch.equal(mine, live), (mine - live).abs().max()

@@ -14,10 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import peft
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
@@ -137,9 +140,6 @@ def assembled() -> Run:
 
 def make_model(folder: str, hidden: int = 62) -> None:
     """A 2-layer Llama with shapes that divide by nothing, and a byte-level tokenizer with a BOS token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "</s>": 1, **{character: index + 2 for index, character in enumerate(alphabet)}}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -178,8 +178,6 @@ def live_logits(output: str, constants: dict[str, int] | None = None) -> None:
 
 def compare_adapters(model: str, adapters: list[str], logits: str, dtype: str) -> None:
     """Each folder as peft loads it gives exactly the live model's logits."""
-    import peft
-    from transformers import AutoModelForCausalLM
 
     def logits_of(model: Any) -> torch.Tensor:
         with torch.no_grad():

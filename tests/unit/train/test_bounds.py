@@ -104,5 +104,5 @@ def refused(problem: str | None) -> Iterator[None]:
 def test_the_demo_learns_from_texts_of_80_characters_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a" * 79, "b" * 79 + ".", "c" * 99 + "."]
     (tmp_path / "x.py").write_text("".join(f'def f{number}():\n    """{text}"""\n' for number, text in enumerate(texts)))
-    monkeypatch.setattr(demo, "_sources", lambda _: [tmp_path / "x.py"])
+    monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": tmp_path})
     assert demo.standard_library_docstrings() == texts[1:]

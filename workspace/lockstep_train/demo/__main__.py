@@ -31,17 +31,12 @@ SHORTEST_CHARACTERS = 80
 def standard_library_docstrings() -> list[str]:
     """Docstrings with at least a sentence or two, in a fixed order, without duplicates."""
     texts: dict[str, None] = {}
-    for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
-        for text in _docstrings(path):
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(folder.rglob("*.py")):
+        for text in _docstrings(path) if not EXCLUDED & set(path.relative_to(folder).parts) else ():
             if len(text) >= SHORTEST_CHARACTERS and text.isascii():
                 texts[text] = None
     return list(texts)
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.py")):
-        if not EXCLUDED & set(path.relative_to(folder).parts):
-            yield path
 
 
 def _docstrings(path: Path) -> Iterator[str]:

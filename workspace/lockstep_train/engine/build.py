@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from lockstep_spec import length
-from lockstep_spec.choices import Method, Offload, Precision
+from lockstep_spec.choices import Method, Offload, Precision, Quantization, ZeroStage
 from lockstep_spec.memory import bucket_elements
 from lockstep_spec.settings import Recomputed
 from lockstep_spec.shape import ModelShape
 from lockstep_spec.training import OptimizationConfig, TrainingConfig
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_method, uncollected
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.engine.experts import find_balance
@@ -50,6 +51,11 @@ def start_model(
     """Start the engine, tested to keep its state where we look for it; also its loss, and what a manifest says of what is trained. `joins`:
     rows are to hold several documents.
     """
+    if training.model.quantization is not Quantization.NONE and training.zero_stage is ZeroStage.STAGE3:  # nothing else would say so
+        raise ConfigError(
+            f"training.model.quantization {training.model.quantization} can't be used with zeroStage Stage3, which would cut the packed"
+            " weights into shards apart from the scales that unpack them; use Stage1 or Stage2, or leave quantization out"
+        )
     slow = precision_note(training.precision, ranks.device)
     if slow is not None:
         reporter.say(slow)

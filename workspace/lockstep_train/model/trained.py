@@ -291,7 +291,9 @@ def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) 
     differences = [
         f"its {word} is {_say(theirs[key])}, not {_say(mine[key])}"
         for key, word in WORDS.items()
-        if key in theirs and _comparable(theirs[key]) != _comparable(mine[key]) and not _is_pattern(key, theirs[key])
+        if key in theirs
+        and _comparable(theirs[key]) != _comparable(mine[key])
+        and not (key in {"target_modules", "modules_to_save"} and isinstance(theirs[key], str))
     ]
     base, mine_base = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
     if base and mine_base and base != mine_base:
@@ -307,10 +309,6 @@ def tensor_differences(theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str,
         if theirs[name] != mine[name]:
             return [f"its tensor {name} has the shape {list(theirs[name])}, not {list(mine[name])}"]
     return []
-
-
-def _is_pattern(key: str, value: object) -> bool:
-    return key in {"target_modules", "modules_to_save"} and isinstance(value, str)
 
 
 def _comparable(value: object) -> object:
