@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.crd import JOB_NAME_RULE
@@ -23,7 +24,10 @@ from lockstep.api.files.clusterkeys import (
     Calibrations,
     ClusterSection,
     Key,
-    ValueKind,
+    count_or_names,
+    integer,
+    names,
+    switch,
 )
 from lockstep.api.files.patterns import PATTERN_WORDS
 from lockstep.api.hosts import Host, HostsCluster, HostsSection
@@ -174,18 +178,18 @@ def _key_row(key: Key, field: Schema, model: str) -> tuple[str, ...]:
     return (
         f"`{key.file}`",
         f"`{model}`" if model else "",
-        _KINDS.get(key.kind) or _type(field),
+        _KINDS.get(key.read) or _type(field),
         needed,
         valid,
         CLUSTER.in_file_words(field["description"]),
     )
 
 
-_KINDS = {
-    ValueKind.NAMES: "list of text",
-    ValueKind.SWITCH: "true or false",
-    ValueKind.INTEGER: "whole number",
-    ValueKind.COUNT_OR_NAMES: "whole number, or list of text",
+_KINDS: dict[Any, str] = {
+    names: "list of text",
+    switch: "true or false",
+    integer: "whole number",
+    count_or_names: "whole number, or list of text",
 }
 
 

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from pydantic.fields import FieldInfo
 
 from lockstep.api.cluster import TrainingClusterSpec
-from lockstep.api.files.clusterkeys import KEYS, Key, ValueKind
+from lockstep.api.files.clusterkeys import KEYS, Key, integer, switch
 
 # A value that is no default, for every key of the cluster but bounded numbers and switches; what else a file then must say.
 VALUES: dict[str, Any] = {
@@ -88,9 +88,9 @@ def value_for(key: str) -> Any:
     if key in VALUES:
         return VALUES[key]
     info = None if "[]" in key else field_of_key(KEYS[key])
-    if info and KEYS[key].kind is ValueKind.SWITCH:
+    if info and KEYS[key].read is switch:
         return not info.default
-    if info and KEYS[key].kind is ValueKind.INTEGER and (ends := bounds(info)):
+    if info and KEYS[key].read is integer and (ends := bounds(info)):
         return next(end for end in reversed(ends) if end != info.default)
     raise LookupError(f"add a value for {key} to VALUES in tests/support/cluster_file_cases.py")
 

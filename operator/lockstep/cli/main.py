@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from types import TracebackType
@@ -22,12 +22,16 @@ from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.clusterfiles import cluster_names
+from lockstep.cli.shared.inputs import TakesFiles
+from lockstep.cli.shared.ownversion import own_version
 from lockstep.cli.shared.places import TakesPlaces, Verb, VerbCommand, keep, place_rows
 from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.cli.shared.terminal import is_plain, with_advice
 from lockstep.cli.verbs import DAY, HINTS, MODULES, REMOVED, SENTENCE, front_page
 from lockstep.platforms.output import flush_output, open_streams, put, put_text, tell
 from lockstep_spec.exits import FAILED, USAGE
+from lockstep_spec.words import printable_line
 
 CLIENT_LIBRARIES = ("aiohttp", "kubernetes", "urllib3")
 """Packages whose errors are explained. They are not imported here: `lockstep --help` is fast. Only the embedded cluster and legacy logins
@@ -38,8 +42,6 @@ GARBAGE_OBJECTS = 50_000
 """New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports
 leave none.
 """
-COMPLETING = "_LOCKSTEP_COMPLETE"
-"""Variable by which a shell asks for completions."""
 BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
 
@@ -85,6 +87,9 @@ class Verbs(TakesPlaces, TyperGroup):
                 ctx.fail(f"No such command {args[0]!r}: {hint}.")
         return super().resolve_command(ctx, args)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.commands]
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
@@ -114,80 +119,62 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+class Commands(Mapping[str, Any]):
+    """Commands of verbs, by their names. The module of a verb is imported when the verb is asked for: all take as long as many verbs do."""
+
+    def __init__(self, modules: Mapping[str, str | tuple[str, Mapping[str, str]]]) -> None:
+        self._modules, self._made = modules, dict[str, Any]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            where = self._modules[name]
+            self._made[name] = _command(name, where) if isinstance(where, str) else _group(name, *where)
+        return self._made[name]
+
+
+def _group(name: str, text: str, modules: Mapping[str, str]) -> Verbs:
+    settings: dict[str, Any] = {"name": name, "commands": Commands(modules), "help": text, "no_args_is_help": True}
+    return Verbs(**settings)
+
+
+def _command(name: str, where: str) -> Any:
+    module, _, function = where.rpartition(".")
+    verb = getattr(import_module(f"lockstep.cli.{module}"), function)
+    words = {"allow_interspersed_args": False} if name == "run" else None  # (what follows its script is the script's)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, context_settings=words, cls=_kind_of(verb))(verb)
+    return typer.main.get_command(alone)
+
+
 class Root(Verbs):
     """The verb `lockstep` itself: its help is the front page."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": Commands(MODULES)})
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY if verb in self.commands}, place_rows(self)))
-
-
-def app_of(verbs: Iterable[str]) -> typer.Typer:
-    """The command with these verbs only. Others' modules are not imported: all of them take as long as a small verb does."""
-    app = typer.Typer(
-        name="lockstep",
-        cls=Root,
-        help=SENTENCE,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(options)
-    chosen = set(verbs)
-    for verb, where in MODULES.items():
-        if verb in chosen:
-            _add(app, verb, where)
-    return app
-
-
-def _add(app: typer.Typer, verb: str, where: str) -> None:
-    module, _, name = where.rpartition(".")
-    command = getattr(import_module(f"lockstep.cli.{module}"), name)
-    if isinstance(command, typer.Typer):
-        _inherit(command)
-        app.add_typer(command, name=verb, cls=Verbs)
-    else:
-        words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
-        app.command(verb, context_settings=words, cls=_kind_of(command))(command)
-
-
-def _inherit(group: typer.Typer) -> None:
-    """Make the commands of a group, and of those in it, verbs as those of the root are."""
-    for one in group.registered_commands:
-        one.cls = _kind_of(one.callback)
-    for inner in group.registered_groups:
-        inner.cls = Verbs
-        _inherit(inner.typer_instance or typer.Typer())
+        formatter.write(front_page({verb: self.commands[verb].help or "" for verb in DAY}, place_rows(self)))
 
 
 def _kind_of(verb: Any) -> type[VerbCommand]:
     """Those that need job files take them as words, too."""
-    if "file" not in signature(verb).parameters:
-        return VerbCommand
-    from lockstep.cli.shared.inputs import TakesFiles
-
-    return TakesFiles
-
-
-def __getattr__(name: str) -> Any:
-    """`app`: the command with every verb, made when it is asked for."""
-    if name != "app":
-        raise AttributeError(name)
-    globals()["app"] = app_of(MODULES)
-    return globals()["app"]
+    return TakesFiles if "file" in signature(verb).parameters else VerbCommand
 
 
 def print_version(wants_version: bool) -> None:
     if wants_version:
-        from lockstep.cli.shared.ownversion import own_version
-
         put(own_version())
         raise typer.Exit
 
 
 def cluster_words(incomplete: str) -> list[str]:
     """Return what a shell completes a cluster's name to."""
-    from lockstep.cli.shared.clusterfiles import cluster_names
-
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
 
@@ -213,6 +200,17 @@ def options(
     pass  # (`keep` keeps what is typed)
 
 
+app = typer.Typer(
+    name="lockstep",
+    cls=Root,
+    help=SENTENCE,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.callback()(options)
+
+
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback as Python does, with escapes for what a terminal would act on: errors quote what pods and clusters say."""
     put_text("".join(traceback.format_exception(kind, error, trace)), error=True)
@@ -220,8 +218,6 @@ def show_traceback(kind: type[BaseException], error: BaseException, trace: Trace
 
 def explanation(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and text that can be printed. None: nothing that a person could have caused; a traceback says more."""
-    from lockstep_spec.words import printable_line
-
     if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
         return USAGE if isinstance(error, ConfigError) else FAILED, "\n".join(printable_line(str(line)) for line in error.args)
     sentence = _of_cluster(error)
@@ -256,19 +252,6 @@ def _of_output(error: Exception) -> Exception:
     return error
 
 
-def _needed(words: Sequence[str]) -> Iterable[str]:
-    """Verbs whose modules a command line needs: its own; none for the version; for the front page those with a line of their own; for a
-    word that is none, all.
-    """
-    verb = words[0] if words else ""
-    if verb == "--version":
-        return ()
-    if verb in ("", "-h", "--help") and COMPLETING not in os.environ:
-        return DAY
-    verbs = {word for word in words if word in MODULES} if verb.startswith("-") else {verb} & MODULES.keys()
-    return verbs if verbs and "help" not in verbs else MODULES
-
-
 def main() -> int:
     gc.set_threshold(GARBAGE_OBJECTS)
     open_streams()
@@ -276,7 +259,7 @@ def main() -> int:
         os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
     with ending_like_ctrl_c() as received:
         try:
-            app_of(_needed(sys.argv[1:]))()
+            app()
         except (SystemExit, KeyboardInterrupt):
             if received:
                 return BY_SIGNAL + received[0]

@@ -17,8 +17,7 @@ GROUPS = {
     "Without Kubernetes": ("launch", "join"),
 }
 """The others, with a line a group."""
-MODULES = {
-    "init": "clusters.init.app",
+MODULES: Mapping[str, str | tuple[str, Mapping[str, str]]] = {
     "plan": "jobs.plan.plan",
     "run": "jobs.run.run",
     "get": "jobs.get.get",
@@ -42,11 +41,8 @@ MODULES = {
     "delete": "jobs.change.delete",
     "stacks": "jobs.why.stacks",
     "drill": "jobs.drill.drill",
-    "bench": "jobs.bench.app",
     "cp": "files.cp.cp",
     "checkpoint": "files.checkpoint.checkpoint",
-    "adapter": "files.adapter.app",
-    "model": "files.model.app",
     "generate": "files.generate.generate",
     "chat": "files.chat.chat",
     "vscode": "files.editor.vscode",
@@ -54,16 +50,46 @@ MODULES = {
     "tensorboard": "files.editor.tensorboard",
     "debug": "files.editor.debug",
     "use": "clusters.clusters.use",
-    "cluster": "clusters.overview.app",
-    "hosts": "clusters.hosts.app",
     "build": "clusters.build.build",
-    "devcluster": "clusters.devcluster.app",
     "version": "clusters.version.version",
     "launch": "jobs.launch.launch",
     "join": "jobs.launch.join",
     "help": "topics.help_of",
+    "init": (
+        "Write a cluster, hosts, job or script file to start from.",
+        {name: f"clusters.init.{name}" for name in ("cluster", "hosts", "job", "script")},
+    ),
+    "bench": ("Measure a job's training.", {"scaling": "jobs.bench.scaling"}),
+    "adapter": (
+        "Work with trained adapters.",
+        {
+            "export": "files.adapter.export",
+            "merge": "files.adapter.merge",
+            "push": "files.adapter.push",
+            "get": "files.adapter.get_adapter",
+        },
+    ),
+    "model": ("Work with base models.", {"get": "files.model.get_model"}),
+    "cluster": (
+        "Describe clusters, check, measure, and clean them up.",
+        {
+            "list": "clusters.clusters.list_clusters",
+            "status": "clusters.overview.status",
+            "discover": "clusters.discover.discover",
+            "lint": "clusters.lint.lint",
+            "calibrate": "clusters.calibrate.calibrate",
+            "rollback": "clusters.clean.rollback",
+            "clean": "clusters.clean.clean",
+            "uninstall": "clusters.clean.uninstall",
+        },
+    ),
+    "hosts": ("Set up machines that you reach over ssh.", {"setup": "clusters.hosts.setup"}),
+    "devcluster": (
+        "Run a real Kubernetes, or hosts, on this machine.",
+        {"up": "clusters.devcluster.up", "down": "clusters.devcluster.down", "status": "clusters.devcluster.devcluster_status"},
+    ),
 }
-"""Verb → module of this package, and the function or group of verbs in it."""
+"""Verb → module of this package, and the function in it; of a group of verbs its help, and the same of each."""
 
 _SEND = "lockstep run -f job.yaml runs a job and follows it"
 _STOP = "lockstep stop JOB saves and stops, lockstep delete JOB removes"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.api.errors import Failed
+from lockstep_spec.words import json_escaped, printable, printable_line
 
 
 def put(*lines: object, flush: bool = False) -> None:
@@ -35,8 +36,6 @@ def say(line: str) -> None:
 
 def put_text(text: str, *, error: bool = False) -> None:
     """Text whose line ends are Lockstep's own: YAML, a page. Values of others are in it as lines."""
-    from lockstep_spec.words import printable
-
     _send(sys.stderr if error else sys.stdout, printable(text), True)
 
 
@@ -46,8 +45,6 @@ NO_LINKS = ("", "dumb", "linux")
 
 def put_link(address: str) -> None:
     """A line that is an address; a terminal that knows links (OSC 8) makes all of it one."""
-    from lockstep_spec.words import printable_line
-
     line = printable_line(address)
     if sys.stdout.isatty() and os.environ.get("TERM", "") not in NO_LINKS and not os.environ.get("NO_COLOR"):
         line = f"\x1b]8;;{line}\x1b\\{line}\x1b]8;;\x1b\\"
@@ -60,15 +57,11 @@ def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None
 
 
 def put_json_text(text: str) -> None:
-    from lockstep_spec.words import json_escaped
-
     _send(sys.stdout, f"{json_escaped(text)}\n", True)
 
 
 def put_over(line: str, width: int) -> None:
     """Write it in place of what was put so before, `width` characters of it: on a terminal's standard error."""
-    from lockstep_spec.words import printable_line
-
     _send(sys.stderr, "\r" + printable_line(line).ljust(width) + ("" if line else "\r"), True)
 
 
@@ -117,8 +110,6 @@ class ProgramOutput:
 
 
 def _write(stream: TextIO, lines: tuple[object, ...], flush: bool) -> None:
-    from lockstep_spec.words import printable_line
-
     _send(stream, "".join(f"{printable_line(str(line))}\n" for line in lines or ("",)), flush)
 
 

@@ -10,7 +10,6 @@ import pytest
 from references import Reference
 from typer.testing import CliRunner
 
-from lockstep.cli.files import adapter
 from lockstep.cli.main import app
 from lockstep_train import inspect
 from train.checkpoint.test_checkpoint import FIVE_STEPS
@@ -101,14 +100,14 @@ def test_shards_collected_from_the_volumes_of_two_nodes_are_one_commit(finished:
     alone = COMMANDS.invoke(app, ["checkpoint", "--verify", volumes[0]])
     assert alone.exit_code == 1
     assert f"{SHARDS[1]} is missing" in alone.output
-    exported = COMMANDS.invoke(adapter.app, ["export", *volumes, "--output", str(tmp_path / "out")])
+    exported = COMMANDS.invoke(app, ["adapter", "export", *volumes, "--output", str(tmp_path / "out")])
     assert exported.exit_code == 0
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (finished / "adapter/adapter_model.safetensors").read_bytes()
 
 
 def test_an_export_takes_the_commit_before_a_damaged_one(finished: Path, tmp_path: Path) -> None:
     (finished / "checkpoints/step-5.a1" / SHARDS[0]).write_bytes(b"")
-    exported = COMMANDS.invoke(adapter.app, ["export", str(finished), "--output", str(tmp_path / "out")])
+    exported = COMMANDS.invoke(app, ["adapter", "export", str(finished), "--output", str(tmp_path / "out")])
     assert exported.exit_code == 0, exported.stderr
     assert "Exported step 4 (attempt 1)" in exported.stdout
 

@@ -12,7 +12,7 @@ import pytest
 from rank_harness import ForkServer, Outcomes
 from typer.testing import CliRunner
 
-from lockstep.cli.files import adapter
+from lockstep.cli.main import app
 from support.rounding import forward_roundings, tolerance
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -80,7 +80,7 @@ def test_another_base_model_is_refused(results: Outcomes, folder: Path, tmp_path
     assert results["llama"] and results["tied and untouched"]
     commit = folder / "llama/run/checkpoints/step-7.a1"
     merged = CliRunner().invoke(
-        adapter.app, ["merge", str(commit), "--output", str(tmp_path / "out"), "--base", str(folder / "tied-and-untouched/base")]
+        app, ["adapter", "merge", str(commit), "--output", str(tmp_path / "out"), "--base", str(folder / "tied-and-untouched/base")]
     )
     assert merged.exit_code == 2
     assert "is not the base model that step 7 was trained on: config.json had SHA-256 " in merged.stderr
@@ -88,7 +88,7 @@ def test_another_base_model_is_refused(results: Outcomes, folder: Path, tmp_path
 
 
 def merged(*words: object) -> Any:
-    return CliRunner().invoke(adapter.app, ["merge", *map(str, words)])
+    return CliRunner().invoke(app, ["adapter", "merge", *map(str, words)])
 
 
 def test_an_adapter_that_says_nothing_of_its_base_is_refused_by_its_tensors_shapes(results: Outcomes, folder: Path, tmp_path: Path) -> None:
@@ -123,6 +123,6 @@ def test_the_command_line_merges_shards_of_two_volumes_with_a_base_that_has_move
         (copy / f"shard-r0000{1 - rank}-of-00002.safetensors").unlink()
         sources.append(str(copy))
     shutil.copytree(folder / "llama/base", tmp_path / "moved")
-    merged = CliRunner().invoke(adapter.app, ["merge", *sources, "--output", str(tmp_path / "out"), "--base", str(tmp_path / "moved")])
+    merged = CliRunner().invoke(app, ["adapter", "merge", *sources, "--output", str(tmp_path / "out"), "--base", str(tmp_path / "moved")])
     assert merged.exit_code == 0
     assert (tmp_path / "out/model.safetensors").read_bytes() == (folder / "llama/merged/model.safetensors").read_bytes()

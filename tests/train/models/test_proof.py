@@ -12,7 +12,7 @@ from rank_harness import ForkServer, Outcomes, RunFile
 from references import Reference
 from typer.testing import CliRunner
 
-from lockstep.cli.files import adapter
+from lockstep.cli.main import app
 from lockstep_train.data.tokens.tokenizer import load_tokenizer
 from lockstep_train.proof import __main__ as proof
 from train.models.test_model_runs import make
@@ -100,7 +100,7 @@ def test_a_run_records_its_end_and_each_evaluation_and_both_prove_their_exports(
     assert verified(tmp_path / "live/checkpoints/step-4.a1", tmp_path / "out") == 0
     assert "equal: PEFT gives the log-probabilities of the model that was trained" in capsys.readouterr().out
     typed = CliRunner().invoke(
-        adapter.app, ["export", str(tmp_path / "live"), "-o", str(tmp_path / "whole"), "--for", "merged", "--verify"]
+        app, ["adapter", "export", str(tmp_path / "live"), "-o", str(tmp_path / "whole"), "--for", "merged", "--verify"]
     )
     assert typed.exit_code == 0 and "equal: transformers gives" in typed.stdout
 

@@ -204,11 +204,6 @@ def test_lint_warns_of_an_operator_s_image_that_can_not_be_pulled_until_there_is
     assert warnings == [True, False]
 
 
-def test_an_unknown_cluster_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lockstep(monkeypatch, "lint", "barcelonna", "--offline") == 2
-    assert "did you mean barcelona?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["barcelona", "nerc-production", "local"])
 def test_the_files_of_this_checkout_have_nothing_to_mend(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,11 +12,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -24,6 +22,7 @@ import yaml
 from lockstep.cli import main as entry
 from lockstep.cli.shared.places import PLACES
 from lockstep.kube.kinds import KINDS
+from reference.verbs import commands
 from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
 from support.verb_words import UNDISTURBED
 
@@ -56,15 +55,7 @@ FILES = {"bench scaling": "training.yaml"}
 """Job files of those that take no script's."""
 
 
-def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(command, click.Group) or hasattr(command, "commands"):
-        for name, inner in command.commands.items():
-            yield from leaves(inner, (*path, name))
-    else:
-        yield path, command
-
-
-VERBS = {" ".join(path): command for path, command in leaves(typer.main.get_command(entry.app))}
+VERBS = {" ".join(path): command for path, command in commands(typer.main.get_command(entry.app), [])}
 REMOTE = sorted(name for name in VERBS if not any(name == own or name.startswith(f"{own} ") for own in ON_THIS_MACHINE))
 
 

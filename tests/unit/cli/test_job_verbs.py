@@ -349,11 +349,6 @@ def test_a_commit_of_this_start_or_of_a_job_that_has_ended_needs_no_wait(tmp_pat
         assert typed(stub, tmp_path, monkeypatch, "wait", "a", "--for", "checkpointcommitted").exit_code == 0
 
 
-def test_help_of_wait_names_the_conditions_as_one_types_them() -> None:
-    page = CliRunner().invoke(app, ["wait", "--help"], env={"NO_COLOR": "1", "COLUMNS": "200"}).output
-    assert "Running, CheckpointCommitted, Suspended, Complete or Ended (Complete or Failed)." in page
-
-
 def test_get_takes_no_job_s_own_config_map_for_a_run_of_in_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Jobs()
     owned = {"ownerReferences": [{"kind": "TrainingJob", "name": "a"}], "labels": {"lockstep.dev/run": "a"}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,15 +137,6 @@ def test_a_job_file_may_be_piped_in(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep.cli.main", "validate", "-f", "-", "--cluster", "local"]
     done = subprocess.run(command, input=job_file(tmp_path).read_text(), capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_there_for_every_shell(shell: str) -> None:
-    command = [sys.executable, "-c", "import sys; from lockstep.cli.main import main; sys.argv[0] = 'lockstep'; sys.exit(main())"]
-    asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "COMP_WORDS": "lockstep va", "COMP_CWORD": "1"}
-    asked |= {"_TYPER_COMPLETE_ARGS": "lockstep va", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
-    assert "validate" in done.stdout, done.stderr
 
 
 def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.cli.main import app_of
+from lockstep.cli.main import app
 from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.devcluster.certificates import Authority
@@ -208,7 +208,7 @@ def test_two_verbs_of_a_process_act_each_on_its_own_cluster_at_once(tmp_path: Pa
 
     def type_at(name: str) -> None:
         try:
-            ended[name] = app_of(["get"])(["get", "--cluster", f"{name}.yaml", "--context", name, "-n", name], standalone_mode=False)
+            ended[name] = app(["get", "--cluster", f"{name}.yaml", "--context", name, "-n", name], standalone_mode=False)
         except Exception as error:
             ended[name] = error
 

@@ -89,10 +89,10 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], bool]]:
 def test_an_adapter_is_sent_only_after_its_files_were_shown_and_somebody_has_said_yes(
     typed: list[tuple[str, list[str], bool]], tmp_path: Path
 ) -> None:
-    refused = CliRunner().invoke(adapter.app, ["push", str(tmp_path), "org/name"])
+    refused = CliRunner().invoke(entry.app, ["adapter", "push", str(tmp_path), "org/name"])
     assert isinstance(refused.exception, ConfigError) and "use --yes to send them" in str(refused.exception)
     assert (refused.stdout, typed) == ("README.md  482 B\n", [])
-    assert CliRunner().invoke(adapter.app, ["push", str(tmp_path), "org/name", "--public", "--yes"]).exit_code == 0
+    assert CliRunner().invoke(entry.app, ["adapter", "push", str(tmp_path), "org/name", "--public", "--yes"]).exit_code == 0
     assert typed == [("push", [str(tmp_path), "org/name", "--public", "--send"], True)]
 
 
@@ -101,7 +101,7 @@ def test_a_job_s_adapter_is_fetched_for_a_while(
     words: list[str], typed: list[tuple[str, list[str], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(adapter.app, words).exit_code == 0
+    assert CliRunner().invoke(entry.app, ["adapter", *words]).exit_code == 0
     ((module, arguments, was_there),) = typed
     assert module == words[0] and was_there
     assert not Path(arguments[0]).exists()
@@ -109,7 +109,7 @@ def test_a_job_s_adapter_is_fetched_for_a_while(
 
 def test_a_job_is_not_merged_into_a_folder_that_holds_something(typed: list[tuple[str, list[str], bool]], tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    refused = CliRunner().invoke(adapter.app, ["merge", "demo", "--output", str(tmp_path)]).exception
+    refused = CliRunner().invoke(entry.app, ["adapter", "merge", "demo", "--output", str(tmp_path)]).exception
     assert isinstance(refused, ConfigError) and "is not empty; give a new folder" in str(refused)
 
 

@@ -27,8 +27,8 @@ from lockstep.api.files.clusterkeys import (
     KeyTable,
     Location,
     PairsFigure,
-    ValueKind,
-    read_value,
+    labels,
+    names,
 )
 from lockstep.api.files.problems import broken_rules, explain
 from lockstep.api.hosts import HostDefaults, HostsCluster, HostsSection
@@ -141,7 +141,7 @@ def profile_of_hosts(hosts: HostsCluster, spec: TrainingClusterSpec) -> Training
 
 def below(section: str) -> Callable[[Location], str]:
     """Turns the location of a field of a section's model into its place in the file."""
-    return lambda location: ".".join((section, *(ON_HOSTS.in_file_words(str(part)) for part in location)))
+    return lambda location: ON_HOSTS.file_path((section, *location))
 
 
 class _Reader(nodes.Document):
@@ -169,7 +169,7 @@ class _Reader(nodes.Document):
     def _value(self, node: yaml.Node, path: str, place: str) -> Any:
         """The value at `path`; None: nothing is there, or it was reported."""
         key = self.table.keys.get(path)
-        if node.tag == nodes.NULL and (key is None or key.kind in (ValueKind.NAMES, ValueKind.LABELS)):
+        if node.tag == nodes.NULL and (key is None or key.read in (names, labels)):
             return None
         if key is not None:
             return self._leaf(node, key, place)
@@ -195,7 +195,7 @@ class _Reader(nodes.Document):
 
     def _leaf(self, node: yaml.Node, key: Key, place: str) -> Any:
         try:
-            return read_value(node, key)
+            return key.read(node, key)
         except ValueError as problem:
             self.report(place, str(problem))
             return None

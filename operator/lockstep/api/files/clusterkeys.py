@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import Enum, StrEnum
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -26,6 +26,7 @@ from lockstep.api.names import HOSTS
 from lockstep_spec.choices import StorageMode
 
 Location = tuple[str | int, ...]
+Reader = Callable[[yaml.Node, "Key"], Any]
 
 
 class ClusterSection(Model):
@@ -96,18 +97,6 @@ class Calibrations(Model):
     """Rates between pairs of nodes that were measured, one a transport."""
 
 
-class ValueKind(Enum):
-    """Form in which a value may be written."""
-
-    TEXT = auto()  # numbers too: 32 and "32" are the same quantity
-    INTEGER = auto()  # "3" too
-    SWITCH = auto()  # true or false, "true" too
-    NAMES = auto()  # a list, or names divided by commas
-    LABELS = auto()  # a mapping of text to text
-    CHOICE = auto()  # one of `choices`
-    COUNT_OR_NAMES = auto()  # a whole number, or as NAMES
-
-
 @dataclass(frozen=True)
 class Key:
     """One key. `[]` stands after a list of mappings; `model` is its field inside of the TrainingCluster's spec, or of the section that it
@@ -116,9 +105,84 @@ class Key:
 
     file: str
     model: str
-    kind: ValueKind = ValueKind.TEXT
+    read: Reader
+    """Function that returns its value, as its field takes it, and raises ValueError that says what is valid."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """The value of the field by the word that the file has for it."""
+
+
+def text(node: yaml.Node, key: Key) -> str:
+    """Return text; numbers are, too: 32 and "32" are the same quantity."""
+    return _text(node, "text")
+
+
+def _scalar(node: yaml.Node, expected: str) -> yaml.ScalarNode:
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError(f"must be {expected}")
+    if node.tag == nodes.NULL:
+        raise ValueError(f"has no value: must be {expected}; leave the key out for its default")
+    return node
+
+
+def _text(node: yaml.Node, expected: str) -> str:
+    """Text as written. YAML 1.1 reads no, on and yes as truth values, which nobody means where text is asked for."""
+    scalar = _scalar(node, expected)
+    if scalar.tag == nodes.BOOL:
+        raise ValueError(f"must be {expected}, but YAML reads {scalar.value} as a truth value: write it in quotes")
+    return nodes.text_of(scalar)
+
+
+def integer(node: yaml.Node, key: Key) -> int:
+    """Return a whole number; "3" is one, too."""
+    text = _scalar(node, "a whole number").value
+    if not re.fullmatch(r"-?(0|[1-9][0-9]{0,9})", text):
+        raise ValueError(f"{text!r} is not valid: must be a whole number such as 4")
+    return int(text)
+
+
+def switch(node: yaml.Node, key: Key) -> bool:
+    """Return true or false; "true" is true, too."""
+    text = _scalar(node, "true or false").value
+    if text.lower() not in _TRUTH:
+        raise ValueError(f"{text!r} is not valid: must be true or false")
+    return _TRUTH[text.lower()]
+
+
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def names(node: yaml.Node, key: Key) -> list[str]:
+    """Return a list, or names divided by commas."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_text(item, "a list of names") for item in node.value]
+    written = _text(node, 'a list, or names divided by commas such as "net1,net2"')
+    return [name.strip() for name in written.split(",")] if written.strip() else []
+
+
+def labels(node: yaml.Node, key: Key) -> dict[str, str]:
+    """Return a mapping of text to text."""
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("must be a mapping of labels to values")
+    problems = Problems("")
+    labels = {name: _text(value, f"text for {name}") for name, _, value in nodes.entries(node, "", problems)}
+    for problem in sorted(problems.entries):
+        raise ValueError(f"{problem.path}: {problem.text}")
+    return labels
+
+
+def choice(node: yaml.Node, key: Key) -> str:
+    """Return the value of the field that the word stands for."""
+    written = _text(node, f"one of {', '.join(key.choices)}")
+    if written not in key.choices:
+        valid = [*key.choices, *([HOSTS] if key.file == HOSTS_PLATFORM.file and HOSTS not in key.choices else ())]
+        raise ValueError(unknown(written, valid, f"{written!r} is not valid").replace("valid here", "valid"))
+    return key.choices[written]
+
+
+def count_or_names(node: yaml.Node, key: Key) -> int | list[str]:
+    """Return a whole number, or what `names` does."""
+    is_count = isinstance(node, yaml.ScalarNode) and re.fullmatch(r"-?[0-9]+", node.value.strip())
+    return integer(node, key) if is_count else names(node, key)
 
 
 EXCEPTIONS = {
@@ -134,8 +198,8 @@ WORDS: Mapping[Any, Mapping[str, str]] = {
     Memlock: {value.lower(): value.value for value in Memlock},
 }
 """Values that are called otherwise, by the word of the file."""
-_KINDS_BY_KEY = {"hosts[].gpus": ValueKind.COUNT_OR_NAMES}
-_KINDS = {int: ValueKind.INTEGER, bool: ValueKind.SWITCH, list: ValueKind.NAMES, dict: ValueKind.LABELS}
+_READERS: Mapping[Any, Reader] = {int: integer, bool: switch, list: names, dict: labels, "hosts[].gpus": count_or_names}
+"""Function that reads the values of a type, or of one key; `text` reads all others."""
 
 
 def _keys(model: type[Model], file: str = "", path: str = "") -> Iterator[Key]:
@@ -154,8 +218,8 @@ def _keys(model: type[Model], file: str = "", path: str = "") -> Iterator[Key]:
 
 def _key(file: str, model: str, kind: Any) -> Key:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return Key(file, model, ValueKind.CHOICE, WORDS.get(kind) or {value.value: value.value for value in kind})
-    return Key(file, model, _KINDS_BY_KEY.get(file) or _KINDS.get(get_origin(kind) or kind, ValueKind.TEXT))
+        return Key(file, model, choice, WORDS.get(kind) or {value.value: value.value for value in kind})
+    return Key(file, model, _READERS.get(file) or _READERS.get(get_origin(kind) or kind, text))
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -172,7 +236,7 @@ SECTION_KEYS = tuple(_keys(ClusterSection, "cluster"))
 PROFILE_KEYS = tuple(_keys(TrainingClusterSpec))
 CALIBRATION_KEYS = tuple(_keys(Calibrations))
 """Keys that `lockstep cluster calibrate` writes and the command line reads; not part of the cluster."""
-HOSTS_PLATFORM = Key("cluster.platform", "", ValueKind.CHOICE, {HOSTS: HOSTS})
+HOSTS_PLATFORM = Key("cluster.platform", "", choice, {HOSTS: HOSTS})
 HOSTS_SECTION_KEYS = (*_keys(HostsSection, "cluster"), HOSTS_PLATFORM)
 HOST_KEYS = tuple(sorted(_keys(HostsCluster), key=lambda key: key.file != "hosts[].name"))
 DEFAULTS_KEYS = tuple(_keys(HostDefaults, "defaults"))
@@ -212,7 +276,6 @@ class KeyTable:
         self.keys = {key.file: key for key in keys}
         self._elsewhere = elsewhere
         in_models = [key for key in self.keys.values() if key not in OUTSIDE_MODELS]
-        self._files = {key.model: key.file for key in in_models}
         self._words = {
             camel: snake
             for key in in_models
@@ -235,13 +298,7 @@ class KeyTable:
 
     def file_path(self, location: Location) -> str:
         """Path in the file of a field of the models: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
-        location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
-        model = ".".join("[]" if isinstance(part, int) else part for part in location).replace(".[]", "[]")
-        key = self._files.get(model.removesuffix("[]"))
-        written = key + "[]" * model.endswith("[]") if key else ".".join(self._words.get(part, part) for part in model.split("."))
-        for number in (part for part in location if isinstance(part, int)):
-            written = written.replace("[]", f"[{number}]", 1)
-        return written
+        return self.in_file_words(nodes.place_of(location))
 
     def in_file_words(self, message: str) -> str:
         """A message about the models in the words of the file: gpuNodes → gpu_nodes, PerPod → volumeClaimTemplates."""
@@ -276,82 +333,3 @@ CLUSTER = KeyTable((*SECTION_KEYS, *PROFILE_KEYS, *CALIBRATION_KEYS), _only_on_h
 ON_HOSTS = KeyTable((*HOSTS_SECTION_KEYS, *HOST_KEYS, *DEFAULTS_KEYS, *HOSTS_PROFILE_KEYS, *CALIBRATION_KEYS), _meaningless)
 KEYS = CLUSTER.keys
 """Keys of a file that describes a Kubernetes cluster."""
-
-
-def read_value(node: yaml.Node, key: Key) -> Any:
-    """The value of one key, as its model field takes it. Raises ValueError that says what is valid."""
-    return _READERS[key.kind](node, key)
-
-
-def _scalar(node: yaml.Node, expected: str) -> yaml.ScalarNode:
-    if not isinstance(node, yaml.ScalarNode):
-        raise ValueError(f"must be {expected}")
-    if node.tag == nodes.NULL:
-        raise ValueError(f"has no value: must be {expected}; leave the key out for its default")
-    return node
-
-
-def _text(node: yaml.Node, expected: str = "text") -> str:
-    """Text as written. YAML 1.1 reads no, on and yes as truth values, which nobody means where text is asked for."""
-    scalar = _scalar(node, expected)
-    if scalar.tag == nodes.BOOL:
-        raise ValueError(f"must be {expected}, but YAML reads {scalar.value} as a truth value: write it in quotes")
-    return nodes.text_of(scalar)
-
-
-def _integer(node: yaml.Node, key: Key) -> int:
-    text = _scalar(node, "a whole number").value
-    if not re.fullmatch(r"-?(0|[1-9][0-9]{0,9})", text):
-        raise ValueError(f"{text!r} is not valid: must be a whole number such as 4")
-    return int(text)
-
-
-def _switch(node: yaml.Node, key: Key) -> bool:
-    text = _scalar(node, "true or false").value
-    if text.lower() not in _TRUTH:
-        raise ValueError(f"{text!r} is not valid: must be true or false")
-    return _TRUTH[text.lower()]
-
-
-_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-def _names(node: yaml.Node, key: Key) -> list[str]:
-    if isinstance(node, yaml.SequenceNode):
-        return [_text(item, "a list of names") for item in node.value]
-    written = _text(node, 'a list, or names divided by commas such as "net1,net2"')
-    return [name.strip() for name in written.split(",")] if written.strip() else []
-
-
-def _labels(node: yaml.Node, key: Key) -> dict[str, str]:
-    if not isinstance(node, yaml.MappingNode):
-        raise ValueError("must be a mapping of labels to values")
-    problems = Problems("")
-    labels = {name: _text(value, f"text for {name}") for name, _, value in nodes.entries(node, "", problems)}
-    for problem in sorted(problems.entries):
-        raise ValueError(f"{problem.path}: {problem.text}")
-    return labels
-
-
-def _choice(node: yaml.Node, key: Key) -> str:
-    written = _text(node, f"one of {', '.join(key.choices)}")
-    if written not in key.choices:
-        valid = [*key.choices, *([HOSTS] if key.file == HOSTS_PLATFORM.file and HOSTS not in key.choices else ())]
-        raise ValueError(unknown(written, valid, f"{written!r} is not valid").replace("valid here", "valid"))
-    return key.choices[written]
-
-
-def _count_or_names(node: yaml.Node, key: Key) -> int | list[str]:
-    is_count = isinstance(node, yaml.ScalarNode) and re.fullmatch(r"-?[0-9]+", node.value.strip())
-    return _integer(node, key) if is_count else _names(node, key)
-
-
-_READERS: Mapping[ValueKind, Callable[[yaml.Node, Key], Any]] = {
-    ValueKind.TEXT: lambda node, _: _text(node),
-    ValueKind.INTEGER: _integer,
-    ValueKind.SWITCH: _switch,
-    ValueKind.NAMES: _names,
-    ValueKind.LABELS: _labels,
-    ValueKind.CHOICE: _choice,
-    ValueKind.COUNT_OR_NAMES: _count_or_names,
-}

@@ -133,7 +133,9 @@ class _Reader(nodes.Document):
         except ValidationError as error:
             details = error.errors()
         numbers = [
-            _path(detail["loc"]) for detail in details if detail["type"] == "string_type" and isinstance(detail["input"], int | float)
+            nodes.place_of(detail["loc"])
+            for detail in details
+            if detail["type"] == "string_type" and isinstance(detail["input"], int | float)
         ]
         texts = [self.changes[path] for path in numbers if path in self.changes]
         for change in texts:
@@ -142,7 +144,7 @@ class _Reader(nodes.Document):
 
     def _report(self, detail: ErrorDetails) -> None:
         location = detail["loc"]
-        path = _path(location)
+        path = nodes.place_of(location)
         for rule in broken_rules(detail):
             field = nodes.join(path, rule.field)
             self.problems.add(self.line(field), field if field in self.lines else path, rule.message + self._origin(field))
@@ -165,13 +167,6 @@ class _Reader(nodes.Document):
 
 def _validated(value: dict[str, Any]) -> TrainingJob:
     return TrainingJob.model_validate_json(json.dumps(value), strict=True, by_alias=True, by_name=False)
-
-
-def _path(location: tuple[str | int, ...]) -> str:
-    written = ""
-    for part in (part for part in location if part != "[key]"):  # pydantic's mark for "the key itself"
-        written += f"[{part}]" if isinstance(part, int) else f".{part}" if written else part
-    return written
 
 
 def _fields(location: tuple[str | int, ...]) -> list[str]:

@@ -187,6 +187,14 @@ def _is_text(node: yaml.ScalarNode) -> bool:
         return False
 
 
+def place_of(location: tuple[str | int, ...]) -> str:
+    """The path of a field at pydantic's location, whose mark for "the key itself" is none."""
+    written = ""
+    for part in (part for part in location if part != "[key]"):
+        written += f"[{part}]" if isinstance(part, int) else f".{part}" if written else part
+    return written
+
+
 def join(path: str, key: str) -> str:
     """The path of `key` inside of `path`."""
     return f"{path}.{key}" if path else key

@@ -13,22 +13,29 @@ import tomllib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.assets import asset
 from lockstep.cli.shared.jobargs import TargetOptions, on_cluster
-from lockstep.plan.ship.imagebuild import Image, Tool
+from lockstep.cli.shared.target import load
+from lockstep.environments import cache_root
+from lockstep.kube.cluster import Cluster
+from lockstep.plan.ship.imagebuild import PROXIES, SITE, Build, Image, Tool, choose_tool, commands, tool_failure
+from lockstep.plan.ship.openshift import BuildOutcome, next_step, objects
+from lockstep.platforms.clusters.imagebuild import context, folder_of, lay_out
+from lockstep.platforms.clusters.imagebuild import context as context_of
 from lockstep.platforms.output import put, put_text, tell
 from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
-    from lockstep.plan.ship.imagebuild import Build
-    from lockstep.plan.ship.openshift import BuildOutcome
 
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
@@ -66,10 +73,6 @@ def build(
 
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """
-    from lockstep.assets import asset
-    from lockstep.cli.shared.target import load
-    from lockstep.plan.ship.imagebuild import PROXIES, SITE, Build
-
     if image is Image.DOCS and not (asset(SITE) / "index.html").is_file():
         raise ConfigError(f"there is no site in {SITE}: make docs builds it in a clone of the repository (make build IMAGE=docs does both)")
     version = tomllib.loads(asset("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -85,12 +88,6 @@ def build(
 
 
 def _by_tool(recipe: Build, tool_named: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
-    from dataclasses import replace
-
-    from lockstep.environments import cache_root
-    from lockstep.plan.ship.imagebuild import choose_tool, commands
-    from lockstep.platforms.clusters.imagebuild import context, folder_of, lay_out
-
     tool = choose_tool(tool_named, [name for name in Tool if shutil.which(name)])
     target = str(archive.resolve()) if archive else ""
     with machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
@@ -143,8 +140,6 @@ def machine_settings() -> Iterator[dict[str, str]]:
 
 def run_tool(command: list[str], root: Path) -> None:
     """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
-    from lockstep.plan.ship.imagebuild import tool_failure
-
     last: deque[str] = deque(maxlen=LINES_KEPT)
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
@@ -159,10 +154,7 @@ def run_tool(command: list[str], root: Path) -> None:
 
 
 def _by_openshift(recipe: Build, namespace: str, connections: Connections, dry_run: bool) -> None:
-    from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.plan.ship.openshift import next_step, objects
     from lockstep.platforms.clusters.imagebuild import build, packed
-    from lockstep.platforms.clusters.imagebuild import context as context_of
 
     build_objects = objects(recipe)
     files = packed(context_of(recipe.image))
@@ -172,8 +164,6 @@ def _by_openshift(recipe: Build, namespace: str, connections: Connections, dry_r
         return
 
     async def built() -> BuildOutcome:
-        from lockstep.kube.cluster import Cluster
-
         async with await Cluster.connect(connections) as cluster:
             put(f"building {recipe.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
             return await build(cluster, build_objects, namespace, files, lambda line: put(line, flush=True))

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.api.shared import FabricMode
 from lockstep.cli.clusters.deploymentplan import Mode
+from lockstep.cli.shared.clusterfiles import path_of, read_text, replace_file
+from lockstep.cli.shared.folders import from_here
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, limit_option, on_cluster
-from lockstep.cli.shared.shortruns import result_of
+from lockstep.cli.shared.target import load
+from lockstep.cli.shared.terminal import put_findings, result_of
+from lockstep.plan.cluster.calibration import (
+    Point,
+    Sweep,
+    calibration_of,
+    pairs_figure,
+    replaced,
+    suggested_threshold,
+    sweep_job,
+    with_section,
+)
+from lockstep.plan.cluster.pairs import PairsMeasured, Way, below, judge_pairs
+from lockstep.plan.pages.network import pairs_page, pairs_values
+from lockstep.platforms.jobs import shortresults
 from lockstep.platforms.output import put, put_json
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import binary_size
@@ -18,11 +37,7 @@ from lockstep_spec.words import binary_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.api.files.clusterkeys import Calibration
     from lockstep.api.job import TrainingJob
-    from lockstep.plan.cluster.calibration import Point, Sweep
-    from lockstep.plan.cluster.pairs import PairsMeasured
 
 
 @on_cluster
@@ -72,80 +87,53 @@ def calibrate(
 
     Example: lockstep cluster calibrate barcelona --pairs --fail-below 0.8
     """
-    from lockstep.cli.shared.clusterfiles import path_of
-    from lockstep.cli.shared.folders import from_here
-    from lockstep.cli.shared.target import load
-    from lockstep.plan.cluster.calibration import calibration_of
-
     file = load(where.verb, cluster)
     if not pairs and (fail_below is not None or line_rate is not None):
         raise ConfigError(f"{'--line-rate' if fail_below is None else '--fail-below'} needs --pairs: add that, or leave it out")
+    quiet, path = output is Form.JSON, path_of(cluster)
+    job = _job(file, nodes, mode, "one node has no pair" if pairs else "an all-reduce over one node crosses no network")
+    runs = where.on(file, cluster).backend().short_runs(file.profile, timeout)
     if pairs:
-        measured_pairs = _measure_pairs(where, cluster, file, nodes, mode, line_rate, timeout)
+        way = _way(file, mode, line_rate)
+        measured_pairs = result_of(runs, lambda runs: runs.pairs(job, way))
         code = _show_pairs(measured_pairs, fail_below, output)
         if save:
-            _store_pairs(path_of(cluster), measured_pairs, file, mode, quiet=output is Form.JSON)
+            _store_pairs(path, measured_pairs, file, mode, quiet=quiet)
         raise typer.Exit(code)
-    sweep = _sweep(where, cluster, file, nodes, mode, timeout, quiet=output is Form.JSON)
+    sweep = result_of(runs, lambda runs: shortresults.sweep(runs, job, _printer(quiet=quiet)))
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
-    if output is Form.JSON:
+    if quiet:
         put_json(measured.to_dict(), indent=1)
     else:
         _suggest(sweep, file)
     if save:
-        _store(path_of(cluster), measured, file, quiet=output is Form.JSON)
-    elif output is Form.TEXT:
-        put(f"Nothing was stored; --save writes it into {from_here(path_of(cluster))}")
+        text, values = with_section(read_text(path), "calibration", replaced(file.calibration, measured)), measured.to_dict()
+        _store(path, text, "calibration", values, file, quiet=quiet)
+    elif not quiet:
+        put(f"Nothing was stored; --save writes it into {from_here(path)}")
 
 
 def _today() -> str:
-    from datetime import UTC, datetime
-
     return datetime.now(UTC).date().isoformat()
 
 
 def _job(file: ClusterFile, nodes: int | None, mode: Mode, why_not: str) -> TrainingJob:
     """Return the job in whose pods is measured. Raises ConfigError for one node; `why_not`: what one node lacks."""
-    from lockstep.api.shared import FabricMode
-    from lockstep.plan.cluster.calibration import sweep_job
-
     job = sweep_job(file.profile.spec, nodes, FabricMode[mode.name])
     if (job.spec.nodes or 0) < 2:
         raise ConfigError(f"the cluster file speaks of one node, and {why_not}: use --nodes 2")
     return job
 
 
-def _sweep(
-    where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, timeout: int | None, *, quiet: bool
-) -> Sweep:
-    """Sweep over the hosts, or in pods. Raises ConfigError, Failed."""
-    from lockstep.platforms.jobs import shortresults
-
-    job = _job(file, nodes, mode, "an all-reduce over one node crosses no network")
-    return result_of(
-        where.on(file, cluster).backend().short_runs(file.profile, timeout),
-        lambda runs: shortresults.sweep(runs, job, _printer(quiet=quiet)),
-    )
-
-
-def _measure_pairs(
-    where: TargetOptions, cluster: str, file: ClusterFile, nodes: int | None, mode: Mode, line_rate: float | None, timeout: int | None
-) -> PairsMeasured:
-    """Measure all pairs of the cluster that was given as `cluster`: of hosts over ssh, else in pods. Raises ConfigError, Failed."""
-    from lockstep.plan.cluster.pairs import Way
-
+def _way(file: ClusterFile, mode: Mode, line_rate: float | None) -> Way:
+    """Return how pairs are measured, and at which line rate of ports that state none."""
     rdma = file.profile.spec.network.rdma
     stated = line_rate if line_rate is not None else None if rdma.rate is None else float(rdma.rate)
-    way = Way(rdma.enabled and mode is not Mode.TCP, stated, rdma.gid_index)
-    job = _job(file, nodes, mode, "one node has no pair")
-    return result_of(where.on(file, cluster).backend().short_runs(file.profile, timeout), lambda runs: runs.pairs(job, way))
+    return Way(rdma.enabled and mode is not Mode.TCP, stated, rdma.gid_index)
 
 
 def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form) -> int:
     """Print the measurement and what it says. Return the exit code: 1 where a pair is below the share that was asked for."""
-    from lockstep.plan.cluster.pairs import below, judge_pairs
-    from lockstep.plan.pages.network import pairs_page, pairs_values
-
     findings = judge_pairs(measured, fail_below)
     lacking = [] if fail_below is None else below(measured, fail_below)
     if output is Form.JSON:
@@ -154,8 +142,7 @@ def _show_pairs(measured: PairsMeasured, fail_below: float | None, output: Form)
         put_json(values | ({} if fail_below is None else {"failBelow": fail_below, "below": len(lacking)}), indent=1)
     else:
         put(*pairs_page(measured), "")
-        for one in findings:
-            put(f"{one.outcome.value:8} {one.subject}: {one.message}", f"{'':8} → {one.fix}")
+        put_findings(findings)
         if not findings:
             put("all pairs are alike")
         if fail_below is not None:
@@ -187,8 +174,6 @@ def _row(point: Point) -> str:
 
 
 def _suggest(sweep: Sweep, file: ClusterFile) -> None:
-    from lockstep.plan.cluster.calibration import suggested_threshold
-
     best = max(point.bus_gbs for point in sweep.points)
     put(f"best: {best:.4g} GB/s bus bandwidth over {sweep.transport}, {sweep.nodes} nodes, {sweep.points[0].ranks} ranks")
     network = file.profile.spec.network
@@ -197,19 +182,8 @@ def _suggest(sweep: Sweep, file: ClusterFile) -> None:
         put(f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this')
 
 
-def _store(path: Path, measured: Calibration, file: ClusterFile, *, quiet: bool) -> None:
-    from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.cluster.calibration import replaced, with_section
-
-    text = with_section(read_text(path), "calibration", replaced(file.calibration, measured))
-    _write(path, text, "calibration", measured.to_dict(), file, quiet=quiet)
-
-
 def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: Mode, *, quiet: bool) -> None:
     """Store what a job gets of the network. Raises Failed where the measurement doesn't say that."""
-    from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.cluster.calibration import pairs_figure, replaced, with_section
-
     if file.profile.spec.network.rdma.enabled and mode is not Mode.TCP and not measured.by_rdma:
         raise Failed(
             "nothing was stored: sockets over RDMA rails don't say what a job gets; use an image with ib_write_bw (perftest), or --mode tcp"
@@ -218,16 +192,11 @@ def _store_pairs(path: Path, measured: PairsMeasured, file: ClusterFile, mode: M
     if any(rate.error for rate in measured.rates):
         raise Failed("nothing was stored: some pairs were not measured")
     figure = pairs_figure(measured, _today())
-    text = with_section(read_text(path), "pairs", replaced(file.pairs, figure))
-    _write(path, text, "pairs", figure.to_dict(), file, quiet=quiet)
+    _store(path, with_section(read_text(path), "pairs", replaced(file.pairs, figure)), "pairs", figure.to_dict(), file, quiet=quiet)
 
 
-def _write(path: Path, text: str, section: str, values: object, file: ClusterFile, *, quiet: bool) -> None:
+def _store(path: Path, text: str, section: str, values: object, file: ClusterFile, *, quiet: bool) -> None:
     """Replace the file by this text, which differs in one section. Raises ConfigError if it would differ elsewhere."""
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.clusterfiles import replace_file
-    from lockstep.cli.shared.folders import from_here
-
     shown = from_here(path)
     if parse_cluster_file(text, str(shown)).profile != file.profile:
         raise ConfigError(

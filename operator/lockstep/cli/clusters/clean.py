@@ -13,13 +13,24 @@ from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.clusters.helm import operator_release
 from lockstep.cli.shared.folders import forget, was_forced
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.cli.shared.target import refuse_other_cluster
 from lockstep.cli.shared.terminal import Progress, confirm
-from lockstep.kube.cluster import Client
+from lockstep.kube.cluster import Client, Cluster
+from lockstep.plan.cluster.scope import ADMISSION, Scope, scope_of
+from lockstep.plan.ship.deploy import CLAIM, CLUSTER, called, delete_command, is_default, jobs_using, objects_of_cluster, removable_claims
+from lockstep.platforms.clusters import remove
+from lockstep.platforms.clusters.devenv import dev_environment
+from lockstep.platforms.clusters.install import objects_for_jobs, until_ready, without_unknown_kinds
+from lockstep.platforms.clusters.listings import forbidden, is_there, read_object
+from lockstep.platforms.clusters.record import NAME as RECORD
+from lockstep.platforms.clusters.record import read_record, write_record
+from lockstep.platforms.clusters.remove import may_not_delete
+from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 from lockstep.platforms.output import put
+from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
-    from lockstep.kube.cluster import Cluster
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
@@ -93,8 +104,6 @@ def rollback(where: TargetOptions, cluster: ClusterArgument, yes: YesOption = Fa
 
 def _plan(verb: Verb, cluster: str) -> DeploymentPlan:
     """Plan of what was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
-    from lockstep.cli.shared.target import refuse_other_cluster
-
     plan = planned(verb, cluster, Mode.AUTO)
     refuse_other_cluster(verb, plan.cluster)
     scope = as_deployed(plan, verb.connections)[2]
@@ -108,11 +117,6 @@ def ask(question: str, *, yes: bool) -> None:
 
 
 async def _clean(connection: Cluster, plan: DeploymentPlan, *, pvcs: bool, yes: bool) -> None:
-    from lockstep.plan.ship.deploy import CLAIM, called, removable_claims
-    from lockstep.platforms.clusters import remove
-    from lockstep.platforms.clusters.devenv import dev_environment
-    from lockstep.platforms.clusters.install import objects_for_jobs
-
     others = sorted(job["metadata"]["name"] for job in await remove.all_of(connection, remove.JOB, plan.namespace) if not _is_dev(job))
     there = (await connection.list(CLAIM, plan.namespace))["items"] if pvcs else []
     claims = list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
@@ -145,11 +149,6 @@ def _is_dev(job: dict[str, Any]) -> bool:
 
 
 async def _uninstall(connection: Cluster, plan: DeploymentPlan, *, jobs: bool, yes: bool) -> None:
-    from lockstep.plan.cluster.scope import ADMISSION
-    from lockstep.plan.ship.deploy import CLUSTER
-    from lockstep.platforms.clusters import remove
-    from lockstep.platforms.clusters.install import without_unknown_kinds
-
     if release := (await operator_release(connection, plan.objects))[0]:
         uninstall = f"helm uninstall {release} -n {plan.scope.home}"
         raise Failed(f"the operator is helm's, and nothing was removed: {uninstall} removes it, and keeps CRDs, jobs and claims")
@@ -176,11 +175,6 @@ async def _uninstall(connection: Cluster, plan: DeploymentPlan, *, jobs: bool, y
 
 
 async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: bool) -> None:
-    from lockstep.plan.ship.deploy import CLUSTER, called, jobs_using, objects_of_cluster
-    from lockstep.platforms.clusters import remove
-    from lockstep.platforms.clusters.listings import is_there
-    from lockstep.platforms.clusters.record import read_record, write_record
-
     name = plan.profile.metadata.name
     if plan.scope.own:
         raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
@@ -213,8 +207,6 @@ async def _uninstall_cluster(connection: Cluster, plan: DeploymentPlan, *, yes: 
 
 def _tell_rest(plan: DeploymentPlan, clusters: list[dict[str, Any]], *, is_its_own: bool, was_there: bool, sent_by_it: bool) -> None:
     """Print what stays, and the commands for it. `is_its_own` False: the file is of another cluster, so no verb comes here any more."""
-    from lockstep.plan.ship.deploy import is_default
-
     name = plan.cluster.cluster.name
     left = [cluster for cluster in clusters if cluster["metadata"]["name"] != plan.profile.metadata.name]
     names = ", ".join(sorted(cluster["metadata"]["name"] for cluster in left)) or "no TrainingCluster"
@@ -262,10 +254,6 @@ def _place_of(job: dict[str, Any]) -> str:
 
 async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:
     """All or nothing: half of an operator is worse than either."""
-    from lockstep.plan.ship.deploy import called
-    from lockstep.platforms.clusters.remove import may_not_delete
-    from lockstep_spec.words import listed
-
     forbidden = await may_not_delete(connection, objects)
     if forbidden:
         names = listed([called(item) for item in forbidden])
@@ -273,14 +261,6 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
 
 
 async def _rollback(connection: Cluster, home: str, yes: bool) -> None:
-    from lockstep.plan.cluster.scope import Scope, scope_of
-    from lockstep.plan.ship.deploy import called, delete_command
-    from lockstep.platforms.clusters.install import until_ready
-    from lockstep.platforms.clusters.listings import forbidden, is_there, read_object
-    from lockstep.platforms.clusters.record import NAME as RECORD
-    from lockstep.platforms.clusters.record import read_record, write_record
-    from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
-
     if not (await read_object(connection, "ConfigMap", home, RECORD)).seen:
         raise Failed(
             f"you may not look into namespace {home}, where the operator and its earlier deployments are, and nothing was changed: "

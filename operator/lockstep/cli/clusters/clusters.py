@@ -8,9 +8,11 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS, KUBERNETES
-from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster
+from lockstep.cli.shared.clusterfiles import cluster_names, load_cluster, memorable
+from lockstep.cli.shared.folders import remember, remembered
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
-from lockstep.cli.shared.target import current_server, is_talked_to
+from lockstep.cli.shared.target import current_server, in_use, is_talked_to
+from lockstep.cli.shared.terminal import console
 from lockstep.platforms.output import put
 from lockstep_spec.choices import StorageMode
 
@@ -29,8 +31,6 @@ def list_clusters(where: TargetOptions) -> None:
     """
     server, mistakes = current_server(where.connections), list[str]()
     from rich.table import Table
-
-    from lockstep.cli.shared.terminal import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
@@ -65,10 +65,6 @@ def use(
 
     Example: lockstep use lab
     """
-    from lockstep.cli.shared.clusterfiles import memorable
-    from lockstep.cli.shared.folders import remember, remembered
-    from lockstep.cli.shared.target import in_use
-
     if cluster is not None:
         remember(memorable(cluster))
     every = remembered()

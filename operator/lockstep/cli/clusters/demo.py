@@ -15,7 +15,10 @@ from lockstep.assets import asset, package
 from lockstep.cli.shared.folders import from_here
 from lockstep.cli.shared.ownversion import ROOT
 from lockstep.environments import cache_root
+from lockstep.platforms.files.transfer import TransferProgress
+from lockstep.platforms.files.transfer import put as send
 from lockstep.platforms.output import put
+from lockstep.programs import output_of
 
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Job, Volume
@@ -57,10 +60,6 @@ def sample_file(name: str = "trainingjob") -> Path:
 
 async def send_demo(opened: AbstractAsyncContextManager[Volume], demo: Path, job: str) -> bool:
     """Copy the model and the chats onto a volume. Return True if it has a run of the job. Raises Failed."""
-    from lockstep.platforms.files.transfer import TransferProgress
-    from lockstep.platforms.files.transfer import put as send
-    from lockstep.programs import output_of
-
     async with opened as volume:
         roots = [volume.workspace, volume.datasets]
         await send(volume.place, demo / "models", f"{volume.workspace}/models", roots, TransferProgress(lambda: None))
@@ -76,8 +75,6 @@ def ask_command(model: str, adapter: str) -> list[str]:
 
 async def answers(job: Job) -> str:
     """Return the answers of the base model and of the adapter, written beside the job's ranks."""
-    from lockstep.programs import output_of
-
     async with job.beside_ranks(0, lambda line: None) as volume:
         ask = ask_command(volume.path(BASE), volume.path(job.status["result"]["adapter"]))
         printed = await output_of(volume.place, [*volume.place.python, *ask], seconds=ASK_SECONDS)

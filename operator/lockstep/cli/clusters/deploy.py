@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.api.cluster import Platform
 from lockstep.api.errors import Failed
+from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.clusters.deploymentplan import (
     OPERATOR_IMAGE,
@@ -27,17 +29,30 @@ from lockstep.cli.clusters.helm import without_release
 from lockstep.cli.shared.clusterfiles import use
 from lockstep.cli.shared.embedded import publish_own_code
 from lockstep.cli.shared.folders import remember_forced, remember_server
+from lockstep.cli.shared.inputs import option_words
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import EMBEDDED, is_embedded, is_same_host, refuse_other_cluster
 from lockstep.cli.shared.terminal import Progress, waiting
+from lockstep.kube.cluster import NOT_FOUND, ApiError, Client, Cluster
+from lockstep.plan.checks.site import check_networks
+from lockstep.plan.cluster.facts import Sight
+from lockstep.plan.cluster.finding import Outcome, line_of
+from lockstep.plan.cluster.scope import OWN, UNKNOWN_JOBS, Admission, Scope, admission
+from lockstep.plan.ship.deploy import CLUSTER, State, called, counted, delete_command, objects_for_administrator, unsent
+from lockstep.plan.ship.openshift import repository, short_name
+from lockstep.platforms.clusters import facts
+from lockstep.platforms.clusters.devenv import KIND, UnknownToOperator, dev_environment, ensure_dev_environment, lacking, until_up
+from lockstep.platforms.clusters.facts import network_facts
+from lockstep.platforms.clusters.install import InstallError, code_volumes, until_ready, with_one_default, without_unknown_kinds
+from lockstep.platforms.clusters.listings import read_object, sight_of_jobs
+from lockstep.platforms.clusters.record import deployment_of, read_record, write_record
+from lockstep.platforms.clusters.remove import JOB, all_of
+from lockstep.platforms.clusters.send import Sent, remove_outdated, send_permitted, standing_of
 from lockstep.platforms.output import put, put_text, say, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
     from lockstep.kube.aim import Connections
-    from lockstep.kube.cluster import Cluster
-    from lockstep.plan.cluster.scope import Scope
-    from lockstep.platforms.clusters.send import Sent
 
 READY_SECONDS = 600.0
 """Seconds to wait for the operator, and then for the dev environment."""
@@ -108,8 +123,6 @@ def deploy(
     """
     verb = where.verb
     if dry_run:
-        from lockstep.api.files.yamltext import dump_all_yaml
-
         with waiting("rendering every object"):
             plan = planned(verb, cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
             text = dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])])
@@ -120,9 +133,6 @@ def deploy(
         plan = _checked(verb, cluster, mode, image, force, monitoring, scope)
     warn_of(plan)
     if scope is None and not plan.scope.namespaces and not monitoring and plan.namespace != OPERATOR_NAMESPACE:
-        from lockstep.cli.shared.inputs import option_words
-        from lockstep.plan.cluster.scope import OWN
-
         options = {"--mode": mode and mode.value, "--image": image, "--context": where.context, "--no-dev": not dev, "--force": force}
         command = shlex.join(["lockstep", "deploy", cluster, *option_words(options), "--namespace-only"])
         if _is_for_one_namespace(verb, plan, image, command, only_looks=diff):
@@ -134,8 +144,9 @@ def deploy(
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], where.connections)
     if image is None:
         _refuse_unpullable(plan, where.connections)
-    if force:
-        _remember_forced(plan, where.connections)
+    api = plan.cluster.cluster.api
+    if force and api and not is_same_host(api, server := Client(where.connections).server):  # (later verbs take it for the cluster's, too)
+        remember_forced(plan.cluster.cluster.name, server)
     try:
         complete = asyncio.run(carry_out(plan, where.connections, dev, force))
     except KeyboardInterrupt:
@@ -151,10 +162,6 @@ def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, image: str | None, c
 
     Raises Failed where nobody can be asked or the answer is no, and where an administrator must do something first.
     """
-    from lockstep.kube.cluster import Client
-    from lockstep.plan.cluster.scope import OWN, UNKNOWN_JOBS, Admission, admission
-    from lockstep.platforms.clusters.send import standing_of
-
     own = planned(verb, plan.named, plan.mode, image, scope=OWN)
     standing = Client(verb.connections).run(lambda connection: standing_of(connection, plan.objects, own.objects))
     chosen = admission(standing)
@@ -177,8 +184,6 @@ def _is_for_one_namespace(verb: Verb, plan: DeploymentPlan, image: str | None, c
 
 def _refuse_unpullable(plan: DeploymentPlan, connections: Connections) -> None:
     """Raise Failed, before anything is sent, if a first operator's image has a name that no node of plain Kubernetes can pull."""
-    from lockstep.kube.cluster import Client
-    from lockstep.platforms.clusters.listings import read_object
 
     async def is_first(connection: Cluster) -> bool:
         listing = await read_object(connection, "Deployment", plan.scope.home, OPERATOR_NAME)
@@ -197,8 +202,6 @@ def _refuse_unpullable(plan: DeploymentPlan, connections: Connections) -> None:
 
 def warn_of(plan: DeploymentPlan, *, image_is_stated: bool = True) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
-    from lockstep.plan.cluster.finding import line_of
-
     if (note := plan.default_image) is not None:
         tell(f"note: {plan.file}:{line_of(note.subject, plan.cluster.lines)}: {note.subject}: {note.message}")
     image = None if image_is_stated else unpullable(plan.cluster, plan.typed)
@@ -207,8 +210,6 @@ def warn_of(plan: DeploymentPlan, *, image_is_stated: bool = True) -> None:
 
 
 def _dev_environment(plan: DeploymentPlan) -> dict[str, Any]:
-    from lockstep.platforms.clusters.devenv import dev_environment
-
     return dev_environment(plan.profile, plan.namespace)
 
 
@@ -232,24 +233,10 @@ def _checked(
 
 def as_deployed(plan: DeploymentPlan, connections: Connections) -> tuple[Mode | None, str | None, Scope | None]:
     """Choices of the deployment that is on the cluster, where it may be seen. An image of the default's name goes with this version."""
-    from lockstep.kube.cluster import Client
-    from lockstep.plan.ship.openshift import repository, short_name
-    from lockstep.platforms.clusters import facts
-    from lockstep.platforms.clusters.install import code_volumes
-
     name = plan.profile.metadata.name
     mode, image, scope = Client(connections).run(lambda cluster: facts.as_deployed(cluster, name, plan.namespace))
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     return Mode(mode.lower()) if mode else None, None if own else image, scope if scope.namespaces else None
-
-
-def _remember_forced(plan: DeploymentPlan, connections: Connections) -> None:
-    """Let the verbs to come take this API server for the cluster's, as its deployment does."""
-    from lockstep.kube.cluster import Client
-
-    api, server = plan.cluster.cluster.api, Client(connections).server
-    if api and not is_same_host(api, server):
-        remember_forced(plan.cluster.cluster.name, server)
 
 
 def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
@@ -257,11 +244,6 @@ def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
 
     Raises ConfigError where the kubeconfig's cluster is not the one that the cluster file names.
     """
-    from lockstep.kube.cluster import Client
-    from lockstep.plan.ship.deploy import called, unsent
-    from lockstep.platforms.clusters.install import until_ready, with_one_default, without_unknown_kinds
-    from lockstep.platforms.clusters.send import send_permitted
-
     plan, quiet = _checked(verb, cluster, mode, None, False, False), lambda line: None  # (it is a step of something else)
 
     async def send(connection: Cluster) -> None:
@@ -278,9 +260,6 @@ def install_cluster(verb: Verb, cluster: str, mode: Mode) -> DeploymentPlan:
 async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool, force: bool = False) -> bool:
     """Return True if everything is there and ready."""
     from lockstep.cli.clusters.difference import refuse_losses
-    from lockstep.kube.cluster import Cluster
-    from lockstep.platforms.clusters.install import with_one_default, without_unknown_kinds
-    from lockstep.platforms.clusters.send import send_permitted
 
     async with await Cluster.connect(connections) as connection:
         with Progress() as progress:
@@ -306,11 +285,6 @@ async def carry_out(plan: DeploymentPlan, connections: Connections, dev: bool, f
 
 async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
     """Raise Failed, before anything is sent, if the cluster lacks what only an administrator can put there."""
-    from lockstep.plan.cluster.facts import Sight
-    from lockstep.plan.cluster.scope import UNKNOWN_JOBS
-    from lockstep.platforms.clusters.listings import sight_of_jobs
-    from lockstep.platforms.clusters.remove import JOB, all_of
-
     await _refuse_platform(connection, plan)
     if not plan.scope.own:
         for place in dict.fromkeys((plan.namespace, *plan.scope.namespaces)):
@@ -330,9 +304,6 @@ async def _refuse_what_lacks(connection: Cluster, plan: DeploymentPlan) -> None:
 
 async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
     """A file of OpenShift for what is none: its pods would have no user to run as. Raises Failed."""
-    from lockstep.api.cluster import Platform
-    from lockstep.kube.cluster import NOT_FOUND, ApiError
-
     if plan.profile.spec.platform is not Platform.OPENSHIFT:
         return
     try:
@@ -348,7 +319,6 @@ async def _refuse_platform(connection: Cluster, plan: DeploymentPlan) -> None:
 
 async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -> None:
     """A namespace that the operator of lockstep-system can't work in. What can't be seen is left to the API server. Raises Failed."""
-    from lockstep.platforms.clusters.listings import read_object
 
     async def is_missing(kind: str, namespace: str | None, name: str) -> bool:
         listing = await read_object(connection, kind, namespace, name)
@@ -371,9 +341,6 @@ async def _refuse_place(connection: Cluster, plan: DeploymentPlan, place: str) -
 
 async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Take away rights that an earlier deployment gave elsewhere; whether none are left."""
-    from lockstep.plan.ship.deploy import called, delete_command
-    from lockstep.platforms.clusters.send import remove_outdated
-
     removed, stays = await remove_outdated(connection, plan.scope)
     if removed:
         progress.done("removed", ", ".join(map(called, removed)))
@@ -384,8 +351,6 @@ async def _narrowed(connection: Cluster, plan: DeploymentPlan, progress: Progres
 
 
 def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
-    from lockstep.plan.ship.deploy import State, counted
-
     for note in notes:
         word, _, rest = note.partition(": ") if note.startswith("default: ") else ("left out", "", note.removeprefix("left out "))
         progress.done(word, rest)
@@ -398,9 +363,6 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
 
 async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress) -> bool:
     """Also keeps on the cluster what this deployment has sent, and whether it worked, for `rollback`."""
-    from lockstep.platforms.clusters.install import InstallError, until_ready
-    from lockstep.platforms.clusters.record import deployment_of, read_record, write_record
-
     if not sent.has("Deployment"):
         return True
     home = plan.scope.home
@@ -418,10 +380,6 @@ async def _until_operator_is_ready(connection: Cluster, plan: DeploymentPlan, se
 
 async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: Progress) -> bool:
     """Return True if pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
-    from lockstep.plan.checks.site import check_networks
-    from lockstep.plan.cluster.finding import Outcome
-    from lockstep.platforms.clusters.facts import network_facts
-
     spec = plan.profile.spec
     if plan.mode is Mode.TCP or not spec.network.rdma.enabled:
         return True
@@ -433,10 +391,6 @@ async def _rails_are_there(connection: Cluster, plan: DeploymentPlan, progress: 
 
 
 async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent: Sent, progress: Progress) -> bool:
-    from lockstep.plan.ship.deploy import CLUSTER
-    from lockstep.platforms.clusters.devenv import KIND, UnknownToOperator, dev_environment, ensure_dev_environment, lacking, until_up
-    from lockstep.platforms.clusters.listings import read_object
-
     state, later = "", "repeat your command once an administrator has completed the deployment"
     try:
         there = await read_object(connection, KIND, plan.namespace, DEV_ENVIRONMENT)
@@ -464,8 +418,6 @@ async def _start_dev_environment(connection: Cluster, plan: DeploymentPlan, sent
 
 def tell_left(plan: DeploymentPlan, sent: Sent) -> None:
     """Print what is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
-    from lockstep.plan.ship.deploy import State, called, objects_for_administrator, unsent
-
     left = unsent(sent.left)
     if not left:
         return

@@ -7,18 +7,30 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from lockstep.api.cluster import Platform, TrainingCluster
 from lockstep.api.errors import ConfigError
+from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
+from lockstep.api.shared import FabricMode
+from lockstep.assets import asset
+from lockstep.cli.shared.clusterfiles import file_of, memorable, path_of
+from lockstep.cli.shared.folders import from_here, state_folder, write_state
+from lockstep.cli.shared.ownversion import own_version
+from lockstep.cli.shared.target import load
+from lockstep.plan.checks.alone import IMAGE, findings_for_mode, lint_alone
+from lockstep.plan.cluster.finding import Finding, Outcome, warning
+from lockstep.plan.cluster.scope import EVERYWHERE, OWN, Scope, definitions
+from lockstep.plan.ship.deploy import objects_for_administrator
+from lockstep.plan.ship.openshift import operator_reference, short_name
+from lockstep.platforms.clusters.install import FIELD_MANAGER, code_volumes, monitoring_objects, operator_objects
 
 if TYPE_CHECKING:
-    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.cli.shared.places import Verb
-    from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.cluster.scope import Scope
 
 OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
 
@@ -61,32 +73,22 @@ class DeploymentPlan:
     @property
     def sent_image(self) -> str:
         """The operator's image as it is sent."""
-        from lockstep.plan.ship.openshift import operator_reference
-
         return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
 
     @property
     def findings(self) -> list[Finding]:
         """Findings about the cluster file alone that matter to jobs of this mode."""
-        from lockstep.plan.checks.alone import findings_for_mode, lint_alone
-        from lockstep.plan.cluster.finding import Outcome
-
         concerning = findings_for_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
         return [one for one in concerning if one.outcome in (Outcome.FAILED, Outcome.WARNING)]
 
     @property
     def default_image(self) -> Finding | None:
         """Finding about the image of jobs that name none; None where the cluster names it, or none is known (`findings`)."""
-        from lockstep.plan.checks.alone import IMAGE, lint_alone
-        from lockstep.plan.cluster.finding import Outcome
-
         return next((one for one in lint_alone(self.cluster, self.sent_image) if one.subject == IMAGE and one.outcome is Outcome.OK), None)
 
     @property
     def named(self) -> str:
         """Name of the cluster if its file is in clusters/, else the file as it was typed."""
-        from lockstep.cli.shared.clusterfiles import path_of
-
         name = self.cluster.cluster.name
         return name if path_of(self.file).resolve() == path_of(name).resolve() else self.file
 
@@ -98,8 +100,6 @@ class DeploymentPlan:
     @property
     def remembered(self) -> str:
         """The same as `lockstep use` remembers it: it holds in every folder."""
-        from lockstep.cli.shared.clusterfiles import memorable
-
         return memorable(self.named)
 
     def next_commands(self, *, dev: bool) -> list[tuple[str, str]]:
@@ -126,10 +126,6 @@ class DeploymentPlan:
     @property
     def title(self) -> str:
         """Line for people in the record on the cluster."""
-        from datetime import UTC, datetime
-
-        from lockstep.cli.shared.ownversion import own_version
-
         return f"{self.cluster.cluster.name}, {self.choices}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -138,8 +134,6 @@ def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Scope |
 
     Raises ConfigError for two different wishes, or a name that no namespace can have.
     """
-    from lockstep.plan.cluster.scope import EVERYWHERE, OWN, Scope
-
     if namespaces is not None and namespace_only:
         raise ConfigError(
             "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a"
@@ -160,8 +154,6 @@ def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Scope |
 
 def scope_in(chosen: Scope | None, namespace: str) -> Scope:
     """`namespace`: the cluster file's. Raises ConfigError where jobs of that would have no operator."""
-    from lockstep.plan.cluster.scope import EVERYWHERE, Scope
-
     if chosen is None or chosen == EVERYWHERE:
         return EVERYWHERE
     if chosen.own:
@@ -187,19 +179,12 @@ def planned(
     Raises:
         ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
-    from lockstep.cli.shared.clusterfiles import file_of
-    from lockstep.cli.shared.target import load
-
     return _plan_of(load(verb, cluster), file_of(cluster), mode, image, revision, monitoring=monitoring, scope=scope)
 
 
 def _plan_of(
     file: ClusterFile, path: str, mode: Mode, image: str | None = None, revision: str = "", *, monitoring: bool = False, scope: Scope | None
 ) -> DeploymentPlan:
-    from lockstep.assets import asset
-    from lockstep.plan.ship.openshift import short_name
-    from lockstep.platforms.clusters.install import monitoring_objects, operator_objects
-
     profile = _with_mode(file, mode)
     place = scope_in(scope, file.cluster.namespace)
     if place.own and monitoring:
@@ -216,8 +201,6 @@ def _plan_of(
 
 def default_image(profile: TrainingCluster) -> str:
     """The operator's, where neither a person nor an earlier deployment names another: with its code on a volume, that of jobs will do."""
-    from lockstep.platforms.clusters.install import code_volumes
-
     return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
 
 
@@ -226,9 +209,6 @@ def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
 
     `typed`: the cluster as a word of a command line.
     """
-    from lockstep.api.cluster import Platform
-    from lockstep.plan.cluster.finding import warning
-
     if cluster.profile.spec.platform is not Platform.KUBERNETES or default_image(cluster.profile) != OPERATOR_IMAGE:
         return None
     return warning(
@@ -240,19 +220,12 @@ def unpullable(cluster: ClusterFile, typed: str) -> Finding | None:
 
 def definition_commands(plan: DeploymentPlan) -> list[str]:
     """Write the files of what an administrator sends once for operators of one namespace, and return the commands that send them."""
-    from lockstep.plan.cluster.scope import EVERYWHERE, definitions
-    from lockstep.plan.ship.deploy import objects_for_administrator
-
     items = definitions(_plan_of(plan.cluster, plan.file, plan.mode, scope=EVERYWHERE).objects)
     return admin_commands(plan.cluster.cluster.name, *objects_for_administrator(items))
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
-    from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.cli.shared.folders import from_here, state_folder, write_state
-    from lockstep.platforms.clusters.install import FIELD_MANAGER
-
     commands = []
     for name, objects in ((f"deploy/{cluster}/definitions.yaml", definitions), (f"deploy/{cluster}/cluster.yaml", others)):
         try:
@@ -269,8 +242,6 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
 
 
 def _with_mode(file: ClusterFile, mode: Mode) -> TrainingCluster:
-    from lockstep.api.shared import FabricMode
-
     profile, spec = file.profile, file.profile.spec
     if mode is Mode.RDMA and not spec.network.rdma.enabled:
         raise ConfigError(

@@ -11,7 +11,9 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.embedded import embedded_layout, machine_failures
+from lockstep.cli.shared.folders import forget, state_folder
 from lockstep.cli.shared.jobargs import Form, FormOption
+from lockstep.cli.shared.target import EMBEDDED
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import put, put_json, tell
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 BED = "hosts.yaml"
 """Copy of the hosts' cluster file, in the folder of what is remembered: the cluster that is meant after quickstart --hosts."""
-app = typer.Typer(help="Run a real Kubernetes, or hosts, on this machine.", no_args_is_help=True)
 
 
 def say(text: str) -> None:
@@ -66,7 +67,6 @@ def _install(layout: Layout) -> None:
     install()
 
 
-@app.command("up")
 def up(
     nodes: Annotated[int | None, typer.Option(min=1, max=9, help="How many nodes. Default: 2.", show_default=False)] = None,
     resource: Annotated[
@@ -115,7 +115,6 @@ def prepare() -> None:
         make_ready(layout, say)
 
 
-@app.command("down")
 def down(
     purge: Annotated[bool, typer.Option(help="Remove images in the nodes, the data of claims and the hosts' disks, too.")] = False,
 ) -> None:
@@ -125,8 +124,6 @@ def down(
 
     Example: lockstep devcluster down --purge
     """
-    from lockstep.cli.shared.folders import forget, state_folder
-    from lockstep.cli.shared.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
     from lockstep.devcluster.hosts.bed import down as take_hosts_down
     from lockstep.devcluster.hosts.layout import default_bed
@@ -142,7 +139,6 @@ def down(
     forget(EMBEDDED)
 
 
-@app.command("status")
 def devcluster_status(output: FormOption = Form.TEXT) -> None:
     """Say which parts of the cluster and which hosts run.
 

@@ -12,15 +12,16 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.cli.shared.terminal import Progress, waiting
-from lockstep.plan.diff import shown
-from lockstep.plan.ship.deploy import shown_lines
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.ahead.live import Comparison
+from lockstep.plan.diff import Change, shown
+from lockstep.plan.ship.deploy import called, shown_lines
+from lockstep.platforms.clusters.install import with_one_default
+from lockstep.platforms.clusters.send import losses, next_starts, would_change
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.kube.aim import Connections
-    from lockstep.kube.cluster import Cluster
-    from lockstep.plan.ahead.live import Comparison
-    from lockstep.plan.diff import Change
     from lockstep.plan.layers import Notice
 
 EXIT_DIFFERENT = 1
@@ -42,8 +43,6 @@ def diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> 
 
 async def refuse_losses(connection: Cluster, objects: list[dict[str, Any]], progress: Progress, *, force: bool) -> None:
     """Raise Failed if stored objects would lose fields to the CRDs in `objects`; with `force`, only say so."""
-    from lockstep.platforms.clusters.send import losses
-
     lines, unseen = await losses(connection, objects)
     for kind in unseen:
         progress.done("not seen", f"{kind} objects of namespaces that you may not list: they may lose fields to these CRDs")
@@ -59,12 +58,6 @@ async def refuse_losses(connection: Cluster, objects: list[dict[str, Any]], prog
 
 async def _diff_deployment(objects: list[dict[str, Any]], connections: Connections) -> tuple[bool, int]:
     """Return True if anything would change, and how many objects could not be compared."""
-    from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.plan.ahead.live import Comparison
-    from lockstep.plan.ship.deploy import called
-    from lockstep.platforms.clusters.install import with_one_default
-    from lockstep.platforms.clusters.send import losses, next_starts, would_change
-
     async with await Cluster.connect(connections) as connection:
         at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -97,8 +90,6 @@ async def _diff_deployment(objects: list[dict[str, Any]], connections: Connectio
 
 def print_next_starts(starts: Iterable[tuple[dict[str, Any], tuple[Change, ...] | Notice]]) -> None:
     """Print what would differ at the next start of stored jobs, once for all jobs of the same changes, and which would not be accepted."""
-    from lockstep.plan.ship.deploy import called
-
     jobs_by_lines: dict[tuple[str, ...], list[str]] = {}
     for job, start in starts:
         lines = tuple(map(_shown_change, start)) if isinstance(start, tuple) else (f"    ! not accepted any more: {start.message}",)

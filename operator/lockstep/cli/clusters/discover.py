@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli.shared.clusterfiles import path_of, peek, replace_file
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.target import aim_at
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.discovery.file import discovered
+from lockstep.plan.discovery.rails import cluster_hardware, unused
+from lockstep.platforms.clusters.facts import discover_facts
+from lockstep.platforms.kubernetes.probe import probe_nodes
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
@@ -49,11 +57,6 @@ def discover(
 
     Example: lockstep cluster discover mine -n nccl-test
     """
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.clusterfiles import path_of, peek
-    from lockstep.cli.shared.target import aim_at
-    from lockstep.plan.discovery.file import discovered
-
     path = None if output == STDOUT else Path(output) if output else path_of(name)
     parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")  # one that can't be is refused first
     stated = peek(name)
@@ -66,19 +69,11 @@ def discover(
     spec = parse_cluster_file(text, f"what was discovered of {name}").profile.spec  # nothing is written that other verbs would refuse
     if path is None:
         return put_text(text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    replace_file(path, text)
     _tell(name if output is None else str(path), path, facts, entries, spec)
 
 
 async def _look(namespace: str | None, connections: Connections, image: str | None) -> ClusterFacts:
-    from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.platforms.clusters.facts import discover_facts
-    from lockstep.platforms.kubernetes.probe import probe_nodes
-
     async with await Cluster.connect(connections) as cluster:
         place, source = namespace or cluster.namespace or "default", "from your context"
         if namespace:
@@ -94,8 +89,6 @@ async def _look(namespace: str | None, connections: Connections, image: str | No
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry], spec: TrainingClusterSpec) -> None:
-    from lockstep.plan.discovery.rails import cluster_hardware, unused
-
     put(f"Wrote {path} from what {facts.server} shows you of namespace {facts.namespace}")
     for probe in facts.probes:
         put(f"  node {probe.node}: {_seen_inside(probe)}")

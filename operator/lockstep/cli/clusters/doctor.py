@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.names import HOSTS, KUBERNETES
+from lockstep.assets import asset
 from lockstep.cli.clusters.doctorhosts import check_hosts
+from lockstep.cli.shared.inputs import Inputs, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
-from lockstep.cli.shared.terminal import waiting
-from lockstep.platforms.output import put, put_json, tell
+from lockstep.cli.shared.target import OtherCluster, load
+from lockstep.cli.shared.terminal import put_findings, waiting
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.checks.doctor import examine
+from lockstep.plan.cluster.finding import Finding, Outcome
+from lockstep.platforms.clusters.facts import doctor_facts
+from lockstep.platforms.clusters.install import definitions
+from lockstep.platforms.output import put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.aim import Connections
-    from lockstep.plan.cluster.finding import Finding
 
 
 @on_cluster
@@ -49,9 +55,6 @@ def doctor(
 
     Example: lockstep doctor lab -f job.yaml
     """
-    from lockstep.cli.shared.inputs import only, read_inputs
-    from lockstep.cli.shared.target import load
-
     is_typed = where.verb.choice is None and where.verb.unnamed is None
     place = replace(where, cluster=cluster) if is_typed else where
     inputs = read_inputs(only(files, "doctor"), place, unnamed=lambda: cluster) if files else None
@@ -66,23 +69,16 @@ def _check_cluster(where: TargetOptions, inputs: Inputs | None, output: Form) ->
     if inputs is not None:
         tell(f"note: this is about cluster {cluster}; lockstep plan -f {inputs.source} says whether the job fits there")
     with waiting(f"looking at cluster {cluster}"):
-        from lockstep.plan.cluster.finding import Outcome
-
         findings = [_tools(), *asyncio.run(_examine(file, where.namespace or file.cluster.namespace, where.connections))]
     if output is Form.JSON:
         put_json([{"subject": one.subject, "verdict": one.outcome.value, "message": one.message, "fix": one.fix} for one in findings])
     else:
-        for finding in findings:
-            put(f"{finding.outcome.value:8} {finding.subject:16} {finding.message}")
-            if finding.fix:
-                put(f"{'':25} → {finding.fix}")
+        put_findings(findings, 16)
     if any(finding.outcome is Outcome.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
 def _tools() -> Finding:
-    from lockstep.plan.cluster.finding import Finding, Outcome
-
     installed = [name for name in ("kubectl", "oc") if shutil.which(name)]
     if installed:
         return Finding("tools", Outcome.OK, f"{' and '.join(installed)} found")
@@ -90,14 +86,6 @@ def _tools() -> Finding:
 
 
 async def _examine(file: ClusterFile, namespace: str, connections: Connections) -> list[Finding]:
-    from lockstep.assets import asset
-    from lockstep.cli.shared.target import OtherCluster
-    from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.plan.checks.doctor import examine
-    from lockstep.plan.cluster.finding import Finding, Outcome
-    from lockstep.platforms.clusters.facts import doctor_facts
-    from lockstep.platforms.clusters.install import definitions
-
     try:
         connection = await Cluster.connect(connections)
     except OtherCluster as error:

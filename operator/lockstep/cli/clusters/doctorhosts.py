@@ -10,26 +10,36 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.inputs import Inputs, resolve_inputs
 from lockstep.cli.shared.jobargs import Form, TargetOptions
-from lockstep.cli.shared.terminal import waiting
+from lockstep.cli.shared.terminal import put_findings, waiting
+from lockstep.plan.cluster.finding import Finding, Outcome, failed, unknown
+from lockstep.plan.discovery.rails import unused
+from lockstep.plan.hosts.check import host_findings, hosts_hardware
+from lockstep.plan.hosts.fit import job_findings
+from lockstep.plan.hosts.place import inputs_of
+from lockstep.plan.hosts.reach import HostNetwork, network_findings
+from lockstep.plan.hosts.report import host_rows, host_values, network_values, summary
+from lockstep.plan.hosts.setup import environment_findings
+from lockstep.plan.hosts.volumes import sharing_findings
+from lockstep.platforms.hosts.ahead import with_config_of_host
+from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.hosts.checkup import look_at, measure_between
+from lockstep.platforms.hosts.volumes import sharing
+from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.output import put, put_json
+from lockstep.programs import ProgramFailed
+from lockstep_spec.choices import StorageMode
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.ahead.forecast import RunFacts
-    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.condition import HostLook
-    from lockstep.plan.hosts.reach import HostNetwork
     from lockstep.plan.render.resolved import Resolved
-    from lockstep.platforms.hosts.backend import HostsBackend
     from lockstep.platforms.hosts.fleet import Fleet
 
 
 def check_hosts(where: TargetOptions, inputs: Inputs | None, output: Form) -> None:
     """Print what is wrong with the hosts of a cluster file, and what of them doesn't fit a job. Raises typer.Exit if something fails."""
-    from lockstep.cli.shared.inputs import resolve_inputs
-    from lockstep.platforms.hosts.backend import HostsBackend
-
     resolved = None if inputs is None else resolve_inputs(inputs)
     backend = HostsBackend(*where.of_hosts())
     with waiting(f"looking at {len(backend.hosts.hosts)} hosts"):
@@ -52,30 +62,21 @@ class Checked:
 
     @property
     def fails(self) -> bool:
-        from lockstep.plan.cluster.finding import Outcome
-
         return any(one.outcome in (Outcome.FAILED, Outcome.REFUSED) for one in self.findings)
 
     def show(self) -> None:
         """Print a line a host, the findings, and a sentence."""
-        from lockstep.plan.hosts.report import host_rows, summary
-
         rows = host_rows(self.looks, self.network)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         if self.findings:
             put("")
-        for one in self.findings:
-            put(f"{one.outcome.value:8} {one.subject}: {one.message}")
-            if one.fix:
-                put(f"{'':8} → {one.fix}")
+        put_findings(self.findings)
         put("", summary(self.looks, self.findings))
 
     def values(self) -> dict[str, Any]:
         """The same for programs."""
-        from lockstep.plan.hosts.report import host_values, network_values
-
         findings = [
             {"outcome": one.outcome.value, "subject": one.subject, "message": one.message} | ({"fix": one.fix} if one.fix else {})
             for one in self.findings
@@ -86,14 +87,6 @@ class Checked:
 
 async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None = None) -> Checked:
     """Look at all hosts and between them, and judge."""
-    from lockstep.plan.cluster.finding import failed
-    from lockstep.plan.discovery.rails import unused
-    from lockstep.plan.hosts.check import host_findings, hosts_hardware
-    from lockstep.plan.hosts.place import inputs_of
-    from lockstep.plan.hosts.reach import network_findings
-    from lockstep.platforms.hosts.checkup import look_at, measure_between
-    from lockstep.programs import ProgramFailed
-
     fleet = backend.fleet()
     known = None if job is None else asyncio.create_task(_known(fleet, *job))
     environments = asyncio.create_task(_environments(fleet, backend))
@@ -120,8 +113,6 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     if network is not None:
         findings += network_findings(network, backend.profile.spec.network.mtu)
     if job is not None and known is not None:
-        from lockstep.plan.hosts.fit import job_findings
-
         findings += job_findings(job[0].job, backend.profile, backend.hosts, looks, network, await known, backend.again)
     return Checked(looks, network, findings)
 
@@ -129,8 +120,6 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
 async def _environments(fleet: Fleet, backend: HostsBackend) -> list[Finding]:
     """Judge the environments that `hosts setup` made. A host that doesn't answer has a finding already."""
     from lockstep.cli.clusters.hosts import setups_of, wanted_of
-    from lockstep.plan.cluster.finding import unknown
-    from lockstep.plan.hosts.setup import environment_findings
 
     names, stated = [host.name for host in backend.hosts.hosts if not host.python], backend.hosts.environment
     if not names:
@@ -145,10 +134,6 @@ async def _environments(fleet: Fleet, backend: HostsBackend) -> list[Finding]:
 
 async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBackend) -> list[Finding]:
     """Judge who can write to its workspace, and which hosts see the same one, by a mark that each writes there for a moment."""
-    from lockstep.plan.hosts.volumes import sharing_findings
-    from lockstep.platforms.hosts.volumes import sharing
-    from lockstep_spec.choices import StorageMode
-
     mode = backend.profile.spec.storage.mode
     folders = {look.name: look.facts.workspace.path for look in looks if look.facts is not None and not look.facts.workspace.problem}
     found = await sharing(fleet, folders, stated=mode is StorageMode.SHARED)
@@ -157,7 +142,4 @@ async def _sharing(fleet: Fleet, looks: Sequence[HostLook], backend: HostsBacken
 
 async def _known(fleet: Fleet, inputs: Inputs, resolved: Resolved) -> RunFacts:
     """Return what files here, the hub and the job's first host say of the run."""
-    from lockstep.platforms.hosts.ahead import with_config_of_host
-    from lockstep.platforms.jobs.planfacts import known_facts
-
     return await with_config_of_host(await asyncio.to_thread(known_facts, resolved), fleet, inputs.job, inputs.cluster.profile)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import ANNOTATION_RELEASE
+from lockstep.kube.cluster import FORBIDDEN, Client, Cluster, tolerated
+from lockstep.plan.cluster.scope import image_of, scope_of
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.cli.clusters.deploymentplan import DeploymentPlan
     from lockstep.kube.aim import Connections
-    from lockstep.kube.cluster import Cluster
 
 
 def without_release(plan: DeploymentPlan, connections: Connections, *, is_stated: bool) -> DeploymentPlan:
@@ -21,9 +22,6 @@ def without_release(plan: DeploymentPlan, connections: Connections, *, is_stated
 
     Raises Failed if these aren't those of the release.
     """
-    from lockstep.kube.cluster import Client
-    from lockstep.plan.cluster.scope import image_of, scope_of
-
     client = Client(connections)
     release, operator = client.run(lambda connection: operator_release(connection, plan.objects))
     if not release:
@@ -49,8 +47,6 @@ async def operator_release(cluster: Cluster, objects: list[dict[str, Any]]) -> t
 
 
 async def _stored(cluster: Cluster, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    from lockstep.kube.cluster import FORBIDDEN, tolerated
-
     metadata = item["metadata"]
     with tolerated(FORBIDDEN):
         stored = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"]) or {"metadata": {}}

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.terminal import waiting
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.cli.shared.clusterfiles import path_of, read_text, replace_file
+from lockstep.cli.shared.folders import from_here
+from lockstep.cli.shared.terminal import confirm, waiting
+from lockstep.plan.hosts.keys import asks_at_login, fingerprint, is_of_host_key, read_fingerprints, with_host_keys
 from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.hosts.ssh import LOGIN_SECONDS, offered_key
 from lockstep.platforms.output import put, say
 
 if TYPE_CHECKING:
-    from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.api.hosts import Host, HostsCluster
 
 
@@ -26,8 +30,6 @@ def let_in(cluster: str, file: ClusterFile, every: HostsCluster, fingerprints: l
 
     Raises Failed where a key is not trusted, ConfigError where it can't be asked for.
     """
-    from lockstep.plan.hosts.keys import asks_at_login, is_of_host_key, read_fingerprints
-
     stated = read_fingerprints(fingerprints, every.names)
     problems = _problems(cluster, file, every)
     unknown = [host for host in every.hosts if host.name in stated or is_of_host_key(problems.get(host.name, ""))]
@@ -46,8 +48,6 @@ def _problems(cluster: str, file: ClusterFile, hosts: HostsCluster) -> dict[str,
 
 def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[Host], stated: Mapping[str, str]) -> ClusterFile:
     """Pin the keys of these hosts that a person trusts. Return the file as it is then. Raises Failed if one is not trusted."""
-    from lockstep.platforms.hosts.ssh import offered_key
-
     fleet, pinned = HostsBackend(file, cluster).fleet(), dict[str, str]()
 
     async def ask(name: str) -> str:
@@ -70,9 +70,6 @@ def _trust(cluster: str, file: ClusterFile, every: HostsCluster, unknown: list[H
 
 def _is_trusted(host: Host, key: str, stated: str | None) -> bool:
     """Show the key, and ask a person, unless they stated its fingerprint, or it is pinned already."""
-    from lockstep.cli.shared.terminal import confirm
-    from lockstep.plan.hosts.keys import fingerprint
-
     kind, own = key.split(maxsplit=1)[0], fingerprint(key)
     put(f"{host.name}  {kind}  {own}")
     if stated is not None:
@@ -99,11 +96,6 @@ def _is_trusted(host: Host, key: str, stated: str | None) -> bool:
 
 def _pin(cluster: str, file: ClusterFile, every: HostsCluster, keys: dict[str, str]) -> tuple[ClusterFile, str]:
     """Write the keys into the cluster file. Return it, and its path as one shows it. Raises ConfigError if anything else would change."""
-    from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.clusterfiles import path_of, read_text, replace_file
-    from lockstep.cli.shared.folders import from_here
-    from lockstep.plan.hosts.keys import with_host_keys
-
     path = path_of(cluster)
     shown = str(from_here(path))
     text = with_host_keys(read_text(path), keys)
@@ -118,8 +110,6 @@ def _pin(cluster: str, file: ClusterFile, every: HostsCluster, keys: dict[str, s
 
 async def _log_in(cluster: str, file: ClusterFile, names: list[str]) -> None:
     """Log in to one host after the other: two questions at once would have one answer. A host that refuses the login is named."""
-    from lockstep.platforms.hosts.ssh import LOGIN_SECONDS
-
     fleet = HostsBackend(file, cluster).fleet()
     for name in names:
         try:

@@ -11,30 +11,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.assets import asset
+from lockstep.cli.shared.clusterfiles import read_text
+from lockstep.cli.shared.folders import from_here
 from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
+from lockstep.cli.shared.target import load
+from lockstep.plan.hosts.setup import HostSetup, mixed_pythons, plan_lines, root_steps, setup_of
+from lockstep.plan.hosts.wheels import Pin, read_lock
+from lockstep.platforms.hosts.backend import HostsBackend
+from lockstep.platforms.hosts.environment import Packages, look, set_up, spread, trainer_file, try_gpus
+from lockstep.platforms.hosts.wheelhouse import WheelFile, cache_folder, gather, index_here
 from lockstep.platforms.output import put, say
 from lockstep_spec import VERSION
 from lockstep_spec.files import expanded
 
 if TYPE_CHECKING:
     from lockstep.api.hosts import HostEnvironment
-    from lockstep.plan.hosts.setup import HostSetup
-    from lockstep.plan.hosts.wheels import Pin
-    from lockstep.platforms.hosts.environment import Packages
     from lockstep.platforms.hosts.fleet import Fleet
-    from lockstep.platforms.hosts.wheelhouse import WheelFile
 
-app = typer.Typer(help="Set up machines that you reach over ssh.", no_args_is_help=True)
 BOOTSTRAP = Path("requirements/bootstrap.lock")
 """Lock of uv, which makes the environments."""
 
 
-@app.callback()
-def hosts_group() -> None:
-    """Set up machines that you reach over ssh."""
-
-
-@app.command("setup")
 @acts_on()
 def setup(
     where: TargetOptions,
@@ -64,9 +62,6 @@ def setup(
 
     Example: lockstep hosts setup lab --dry-run
     """
-    from lockstep.cli.shared.target import load
-    from lockstep.platforms.hosts.backend import HostsBackend
-
     file = load(where.verb, cluster)
     every = file.its_hosts(cluster)
     if not dry_run:
@@ -88,8 +83,6 @@ class Wanted:
 
 
 async def _set_up(fleet: Fleet, stated: HostEnvironment, *, dry_run: bool) -> None:
-    from lockstep.plan.hosts.setup import mixed_pythons, plan_lines
-
     wanted, house = wanted_of(stated), None if stated.wheelhouse is None else _local(stated.wheelhouse)
     names = [host.name for host in fleet.cluster.hosts if not host.python]
     for host in fleet.cluster.hosts:
@@ -112,9 +105,6 @@ async def _set_up(fleet: Fleet, stated: HostEnvironment, *, dry_run: bool) -> No
 
 async def setups_of(fleet: Fleet, names: Iterable[str], stated: HostEnvironment, wanted: Wanted) -> tuple[list[HostSetup], dict[str, str]]:
     """Ask the hosts what they have of an environment, and return each one's way to it; by host why there is none."""
-    from lockstep.plan.hosts.setup import setup_of
-    from lockstep.platforms.hosts.environment import look
-
     parts, problems = await look(fleet, names)
     setups = []
     for name, one in parts.items():
@@ -127,8 +117,6 @@ async def setups_of(fleet: Fleet, names: Iterable[str], stated: HostEnvironment,
 
 async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> dict[str, str]:
     """Make each host ready; by host why it isn't. A host that lacks nothing isn't asked again."""
-    from lockstep.platforms.hosts.environment import set_up, spread, try_gpus
-
     by_name = {one.host.name: one for one in setups if not one.is_done or one.lingers}
     makers = [one for one in setups if one.makes]
     packages = await _packages(makers, wanted, stated, house)
@@ -139,21 +127,15 @@ async def _make(fleet: Fleet, setups: Sequence[HostSetup], wanted: Wanted, state
         one = by_name[name]
         lingers = await set_up(fleet, one, packages, _tell)
         if not one.is_done:
-            put(f"{name}: ready: {one.path}", flush=True)
-        _show_root_steps(one, refused=one.parts.has_units and not lingers)
+            _tell(f"{name}: ready: {one.path}")
+        for line in root_steps(one, refused=one.parts.has_units and not lingers):
+            _tell(f"{name}: only root can {line}")
         if one.makes and one.parts.gpus:
             for line in await try_gpus(fleet, one):
-                put(f"{name}: {line}", flush=True)
+                _tell(f"{name}: {line}")
 
     _, problems = await fleet.all(by_name, ready)
     return problems
-
-
-def _show_root_steps(one: HostSetup, *, refused: bool) -> None:
-    from lockstep.plan.hosts.setup import root_steps
-
-    for line in root_steps(one, refused=refused):
-        put(f"{one.host.name}: only root can {line}", flush=True)
 
 
 def _tell(line: str) -> None:
@@ -162,9 +144,6 @@ def _tell(line: str) -> None:
 
 async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnvironment, house: Path | None) -> Packages:
     """Gather on this machine what the hosts don't fetch themselves: uv, and with a wheelhouse all packages."""
-    from lockstep.platforms.hosts.environment import Packages
-    from lockstep.platforms.hosts.wheelhouse import cache_folder, gather, index_here
-
     index, folder = index_here(stated.index), house or cache_folder()
     targets = {one.host.name: one.target for one in makers}
     uv: dict[str, WheelFile] = {}
@@ -180,11 +159,6 @@ async def _packages(makers: Sequence[HostSetup], wanted: Wanted, stated: HostEnv
 
 def wanted_of(stated: HostEnvironment) -> Wanted:
     """Read the locks, and pack the trainer. Raises ConfigError for a lock that isn't there, or pins without hashes."""
-    from lockstep.cli.shared.clusterfiles import read_text
-    from lockstep.plan.hosts.wheels import read_lock
-    from lockstep.platforms.hosts.environment import trainer_file
-    from lockstep.platforms.hosts.wheelhouse import cache_folder
-
     path, bootstrap = _local(stated.lock), _local(str(BOOTSTRAP))
     text = read_text(path)
     pins, tools = read_lock(text, str(path)), read_lock(read_text(bootstrap), str(bootstrap))
@@ -193,9 +167,6 @@ def wanted_of(stated: HostEnvironment) -> Wanted:
 
 def _local(stated: str) -> Path:
     """Return a path of the cluster file on this machine: below the current folder if it is there, else one that ships with Lockstep."""
-    from lockstep.assets import asset
-    from lockstep.cli.shared.folders import from_here
-
     path = expanded(stated)
     if path.is_absolute() or path.exists():
         return path

@@ -12,12 +12,15 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.assets import asset
+from lockstep.cli.shared.clusterfiles import is_path, load_cluster, read_text, unseen
+from lockstep.cli.shared.folders import clusters_here, from_here
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.cli.shared.target import in_use
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_text, tell
 from lockstep.platforms.places.backends import backend_class
 
-app = typer.Typer(help="Write a cluster, hosts, job or script file to start from.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 STDOUT = "-"
 SETTINGS_BYTES = 1 << 20
@@ -35,7 +38,6 @@ FileOption = Annotated[
 ]
 
 
-@app.command("cluster")
 def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], output: FileOption = None) -> None:
     """Write a cluster file with every key explained.
 
@@ -44,8 +46,6 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     Example: lockstep init cluster mine
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.assets import asset
-    from lockstep.cli.shared.folders import clusters_here, from_here
 
     text = asset("clusters/template.yaml").read_text(encoding="utf-8")
     text = re.sub(
@@ -57,7 +57,6 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     _write(path, text, f"Next: edit it, then lockstep deploy {_stated(output) or name} --dry-run")
 
 
-@app.command("hosts")
 def hosts(
     name: Annotated[str, typer.Argument(help="The cluster's name.")],
     words: Annotated[
@@ -94,9 +93,6 @@ def hosts(
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
     from lockstep.api.hosts import DATASETS_FOLDER, WORKSPACE_FOLDER
-    from lockstep.assets import asset
-    from lockstep.cli.shared.clusterfiles import read_text, unseen
-    from lockstep.cli.shared.folders import clusters_here, from_here
     from lockstep.plan.discovery.draft import left_out, stated
     from lockstep.plan.translate.hosts import RDMA_OFF, cluster_text, from_words, read_machines, text_to_fill_in
     from lockstep.plan.translate.leaves import leftover_lines
@@ -124,7 +120,6 @@ def hosts(
     _write(path, text, f"Next: {verb} it, then lockstep hosts setup {named}", *leftovers)
 
 
-@app.command("job")
 @acts_on("cluster")
 def job(
     where: TargetOptions,
@@ -159,8 +154,6 @@ def job(
     Example: lockstep init job glm-lora --cluster barcelona --from config.yaml --nodes 2 --gpus-per-node 8
     """
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import is_path, load_cluster
-    from lockstep.cli.shared.target import in_use
 
     choice = None if where.cluster is not None else in_use()
     cluster = where.cluster if choice is None else choice.cluster
@@ -187,7 +180,6 @@ def job(
 
 def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int | None, int | None], path: Path) -> None:
     from lockstep.api.files.jobfile import parse_job_file
-    from lockstep.cli.shared.clusterfiles import load_cluster, read_text
     from lockstep.plan.ahead.standin import stand_in
     from lockstep.plan.translate.leaves import leftover_lines
     from lockstep.plan.translate.trainer import job_text
@@ -227,7 +219,6 @@ def _beside(origin: Path) -> Callable[[str], str | None]:
     return read
 
 
-@app.command("script")
 def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path()) -> None:
     """Write a DeepSpeed script that runs on any number of nodes.
 
@@ -235,8 +226,6 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
 
     Example: lockstep init script workspace
     """
-    from lockstep.assets import asset
-
     taken = [str(folder / name) for name in SCRIPT_FILES if (folder / name).exists()]
     if taken:
         raise ConfigError(f"{', '.join(taken)} already exists: name another folder")

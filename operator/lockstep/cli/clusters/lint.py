@@ -12,6 +12,13 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME
 from lockstep.cli.shared.clusterfiles import file_of
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
+from lockstep.cli.shared.target import OtherCluster, load
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.checks.alone import lint_alone
+from lockstep.plan.checks.lint import lint_against
+from lockstep.plan.cluster.finding import Finding, Outcome, line_of
+from lockstep.plan.cluster.scope import image_of
+from lockstep.platforms.clusters.facts import lint_facts
 from lockstep.platforms.output import put, put_json, tell
 from lockstep_spec.words import number_of
 
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.kube.aim import Connections
     from lockstep.plan.cluster.facts import ClusterFacts
-    from lockstep.plan.cluster.finding import Finding
 
 
 @on_cluster
@@ -39,11 +45,6 @@ def lint(
     Example: lockstep cluster lint barcelona --offline
     """
     from lockstep.cli.clusters.deploymentplan import default_image, unpullable
-    from lockstep.cli.shared.target import load
-    from lockstep.plan.checks.alone import lint_alone
-    from lockstep.plan.checks.lint import lint_against
-    from lockstep.plan.cluster.finding import Outcome
-    from lockstep.plan.cluster.scope import image_of
 
     file, typed = load(where.verb, cluster), shlex.quote(cluster)
     against: list[Finding] = []
@@ -74,10 +75,6 @@ def lint(
 
 
 async def _look(file: ClusterFile, namespace: str | None, connections: Connections) -> ClusterFacts:
-    from lockstep.cli.shared.target import OtherCluster
-    from lockstep.kube.cluster import ApiError, Cluster
-    from lockstep.platforms.clusters.facts import lint_facts
-
     try:
         cluster = await Cluster.connect(connections)
     except OtherCluster as error:
@@ -92,8 +89,6 @@ async def _look(file: ClusterFile, namespace: str | None, connections: Connectio
 
 
 def _show(findings: list[Finding], path: str, file: ClusterFile, *, as_json: bool) -> None:
-    from lockstep.plan.cluster.finding import line_of
-
     rows = [
         {
             "verdict": one.outcome.value,

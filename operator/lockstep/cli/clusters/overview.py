@@ -1,4 +1,4 @@
-"""`lockstep cluster`: what is about a cluster, and no job. Its `status` is here: operator, TrainingCluster, dev environment and jobs."""
+"""`lockstep cluster status`: the operator, the TrainingCluster, the dev environment and jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.cli.clusters import calibrate, clean, clusters, discover, lint
+from lockstep.api.objects import condition
+from lockstep.cli.shared.clusterfiles import UnknownCluster
 from lockstep.cli.shared.jobargs import OptionalClusterArgument, TargetOptions, acts_on
+from lockstep.cli.shared.target import load
+from lockstep.cli.shared.terminal import console
+from lockstep.kube.cluster import Client, Cluster
+from lockstep.plan.checks.doctor import differing_keys
+from lockstep.plan.cluster.facts import Sight
+from lockstep.plan.cluster.scope import EVERYWHERE, scope_of
+from lockstep.plan.pages.table import of_total
+from lockstep.platforms.clusters.facts import read_operator, read_profile
+from lockstep.platforms.clusters.listings import list_kind, sight_of_jobs
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.kube.cluster import Cluster
 
-app = typer.Typer(help="Describe clusters, check, measure, and clean them up.", no_args_is_help=True)
 NOT_SEEN = "you may not look"
 
 
@@ -28,10 +36,6 @@ def status(where: TargetOptions, cluster: OptionalClusterArgument = "local") -> 
 
     Example: lockstep cluster status local
     """
-    from lockstep.cli.shared.clusterfiles import UnknownCluster
-    from lockstep.cli.shared.target import load
-    from lockstep.kube.cluster import Client
-
     try:
         file = load(where.verb, cluster)
     except UnknownCluster as error:
@@ -44,11 +48,6 @@ def status(where: TargetOptions, cluster: OptionalClusterArgument = "local") -> 
 async def _show(cluster: Cluster, file: ClusterFile) -> bool:
     """Print the page. Return False where the operator isn't ready, or no job can be seen."""
     from rich.table import Table
-
-    from lockstep.cli.shared.terminal import console
-    from lockstep.plan.cluster.scope import EVERYWHERE, scope_of
-    from lockstep.platforms.clusters.facts import read_operator
-    from lockstep.platforms.clusters.listings import list_kind
 
     namespace = file.cluster.namespace
     jobs, operator = await list_kind(cluster, "TrainingJob", namespace), await read_operator(cluster, namespace)
@@ -72,18 +71,12 @@ async def _unseen_jobs(cluster: Cluster, file: ClusterFile) -> str:
     """Return the reason that no job is seen. An account without rights on a kind is refused before the API server looks whether it
     exists.
     """
-    from lockstep.plan.cluster.facts import Sight
-    from lockstep.platforms.clusters.listings import sight_of_jobs
-
     if await sight_of_jobs(cluster) is Sight.NO_SUCH_KIND:
         return f"this cluster doesn't know TrainingJobs: lockstep deploy {shlex.quote(file.cluster.name)}"
     return f"{NOT_SEEN} (namespace {file.cluster.namespace})"
 
 
 async def _profile(cluster: Cluster, file: ClusterFile) -> str:
-    from lockstep.plan.checks.doctor import differing_keys
-    from lockstep.platforms.clusters.facts import read_profile
-
     listing = await read_profile(cluster, file.profile.metadata.name, file.cluster.namespace)
     if listing.first is None:
         return "not on the cluster" if listing.seen else NOT_SEEN
@@ -95,9 +88,6 @@ async def _profile(cluster: Cluster, file: ClusterFile) -> str:
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
     status = job.get("status", {})
     ranks, trainer = status.get("ranks", {}), status.get("trainer", {})
-    from lockstep.api.objects import condition
-    from lockstep.plan.pages.table import of_total
-
     summary = condition(status, "Progressing")
     return (
         job["metadata"]["name"],
@@ -108,13 +98,3 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         summary.get("reason", "Unknown"),
         summary.get("message", ""),
     )
-
-
-app.command("list")(clusters.list_clusters)
-app.command("status")(status)
-app.command("discover")(discover.discover)
-app.command("lint")(lint.lint)
-app.command("calibrate")(calibrate.calibrate)
-app.command("rollback")(clean.rollback)
-app.command("clean")(clean.clean)
-app.command("uninstall")(clean.uninstall)

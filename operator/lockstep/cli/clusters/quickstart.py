@@ -16,20 +16,23 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import FRESH
+from lockstep.api.objects import Object, Typed, has_ended
 from lockstep.cli.clusters.demo import AGAIN, QUESTIONS, answers, demo_folder, print_result, sample_file, send_demo, step
+from lockstep.cli.shared.clusterfiles import load_cluster, use
+from lockstep.cli.shared.embedded import embedded_layout
+from lockstep.cli.shared.folders import QUICKSTART, from_here, made_state_folder, write_state
+from lockstep.cli.shared.inputs import Inputs, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.terminal import confirm
+from lockstep.kube.aim import environment_kubeconfig
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import put, put_text
 from lockstep.platforms.places.backends import backend_of
+from lockstep.platforms.places.orders import Order
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.api.objects import Object
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.cli.shared.places import Verb
     from lockstep.platforms.places.backend import Backend
-    from lockstep.platforms.places.orders import Order
 
 CLUSTER = "local"
 HOSTS = 2
@@ -96,9 +99,6 @@ def _own_cluster(where: TargetOptions, *, asks: bool = False) -> Stage:
 
 def _is_cluster_of_kubeconfig() -> bool:
     """Return True if KUBECONFIG names another cluster than the embedded one."""
-    from lockstep.cli.shared.embedded import embedded_layout
-    from lockstep.kube.aim import environment_kubeconfig
-
     layout, files = embedded_layout(), environment_kubeconfig()
     return files.is_stated and Path(files.paths) != layout.kubeconfig
 
@@ -125,20 +125,10 @@ def _why_not_embedded() -> str | None:
 
 
 def _here(where: TargetOptions, why: str = "--local was given") -> Stage:
+    """Make a workspace of this machine for the demo."""
     in_full_environment()
     put(f"{why}: the job runs as two processes on this machine.", flush=True)
-    return _this_machine(where.verb)
-
-
-def _this_machine(verb: Verb) -> Stage:
-    """Make a workspace for the demo."""
-    from lockstep.cli.shared.clusterfiles import use
-    from lockstep.cli.shared.folders import QUICKSTART, made_state_folder
-
     root = made_state_folder() / QUICKSTART
-    for link in (root / "workspace/models", root / "datasets"):  # (earlier versions linked their cache)
-        if link.is_symlink():
-            link.unlink()
     for name in ("workspace", "datasets"):
         (root / name).mkdir(parents=True, exist_ok=True)
     use(str(root))
@@ -146,14 +136,12 @@ def _this_machine(verb: Verb) -> Stage:
   lockstep run -f {sample_file("trainingjob-zero3")} --cluster {root}
   lockstep quickstart                                  # as root on Linux: the same on a real Kubernetes
 """
-    return Stage(TargetOptions(str(root), verb=verb), own)
+    return Stage(TargetOptions(str(root), verb=where.verb), own)
 
 
 def _hosts(where: TargetOptions) -> Stage:
     """Bring two hosts up on this machine, which are reached over ssh as machines of one's own are."""
     from lockstep.cli.clusters.devcluster import BED, bring_hosts_up
-    from lockstep.cli.shared.clusterfiles import use
-    from lockstep.cli.shared.folders import from_here, write_state
 
     with step("Bring up two hosts on this machine, each with a systemd, an sshd and a disk"):
         file = bring_hosts_up(HOSTS)
@@ -167,7 +155,6 @@ def _cluster(where: TargetOptions, *, embedded: bool) -> Stage:
     from lockstep.cli.clusters.deploy import install_cluster
     from lockstep.cli.clusters.deploymentplan import Mode
     from lockstep.cli.clusters.devcluster import bring_up
-    from lockstep.cli.shared.clusterfiles import use
 
     if embedded:
         with step("Bring up a two-node Kubernetes on this machine"):
@@ -189,7 +176,6 @@ def _cluster(where: TargetOptions, *, embedded: bool) -> Stage:
 
 def _demo_of_cluster(where: TargetOptions) -> Inputs:
     """Return the sample job and its cluster. Raises ConfigError and Failed where that can't be reached, or has another job of this name."""
-    from lockstep.cli.shared.inputs import read_inputs
     from lockstep.kube.cluster import Client
     from lockstep.kube.jobs import get_job
 
@@ -215,11 +201,6 @@ def refuse_other_demo(sample: TrainingJob, existing: Object) -> None:
 
 def train_and_show(stage: Stage) -> int:
     """Train the demo in a place, ask the base model and the adapter the same questions, and return the exit code."""
-    from lockstep.api.objects import Typed
-    from lockstep.cli.shared.clusterfiles import load_cluster
-    from lockstep.cli.shared.inputs import read_inputs
-    from lockstep.platforms.places.orders import Order
-
     where, sample, demo = stage.where, sample_file(), demo_folder()
     backend = backend_of(where.kind, where)
 
@@ -256,8 +237,6 @@ async def _fill(backend: Backend, order: Order, demo: Path) -> bool:
 
 def _is_begun_anew(backend: Backend, name: str, *, has_run: bool) -> bool:
     """Return True if the demo is to train from the beginning. One that has ended is deleted; one that hasn't goes on as it was started."""
-    from lockstep.api.objects import has_ended
-
     job = next((job for job in backend.jobs() if job.name == name), None)
     if job is not None and not has_ended(job.status):
         return bool(((job.job["spec"].get("training") or {}).get("checkpoint") or {}).get("resumeFrom") == "None")

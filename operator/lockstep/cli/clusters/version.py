@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, acts_on
 from lockstep.cli.shared.ownversion import own_version
+from lockstep.kube.cluster import Client, Cluster
+from lockstep.plan.cluster.scope import image_of
+from lockstep.platforms.clusters.facts import read_operator
 from lockstep.platforms.output import put, put_json
-
-if TYPE_CHECKING:
-    from lockstep.kube.cluster import Cluster
 
 
 @acts_on("cluster", "context")
@@ -23,8 +22,6 @@ def version(
 
     Example: lockstep version --cluster barcelona
     """
-    from lockstep.kube.cluster import Client
-
     own = [("lockstep", own_version())]
     if output is Form.TEXT:
         _show(own)  # before a cluster is asked, which may not answer
@@ -41,10 +38,6 @@ def _show(versions: list[tuple[str, str]]) -> None:
 
 
 async def _cluster_versions(connection: Cluster, namespace: str) -> list[tuple[str, str]]:
-    from lockstep.api.names import OPERATOR_NAMESPACE
-    from lockstep.plan.cluster.scope import image_of
-    from lockstep.platforms.clusters.facts import read_operator
-
     kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
     operator = await read_operator(connection, namespace)
     if not operator.seen:

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.files.generate import base_folder
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, job_among, on_cluster, on_site
+from lockstep.cli.shared.terminal import confirm
 from lockstep.cli.shared.trainer import NEEDS, ask_trainer, raise_for, run_trainer
+from lockstep.platforms.files.meter import Meter
+from lockstep.platforms.files.transfer import TransferProgress, get
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import ProgramOutput, put, tell
 
@@ -32,8 +36,6 @@ class ReadBy(StrEnum):
     GGUF = "gguf"
 
 
-app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
-
 SourceArgument = Annotated[
     list[Path],
     typer.Argument(
@@ -42,12 +44,6 @@ SourceArgument = Annotated[
 ]
 
 
-@app.callback()
-def adapter() -> None:
-    """Work with trained adapters."""
-
-
-@app.command("export")
 def export(
     sources: SourceArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter's folder; made if it isn't there.")],
@@ -88,7 +84,6 @@ def _programs(engine: ReadBy, *, verify: bool) -> list[str]:
     return [*map(str, reading), *(["--converter", *map(str, converter())] if engine is ReadBy.GGUF else [])]
 
 
-@app.command("merge")
 @on_site
 def merge(
     where: TargetOptions,
@@ -145,15 +140,14 @@ async def _merged(job: Job, output: Path) -> str:
     from lockstep.platforms.files.results import merged_of
 
     async with job.trainer(0, tell) as volume:
-        stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
-        base = ["--base", volume.path(stated)] if stated.startswith("/") else []
+        stated = base_folder(job)
+        base = ["--base", volume.path(stated)] if stated else []
         run, shown = volume.run_folder(job.name), ProgramOutput(error=True)
         async with merged_of(job.name, volume.place, run, job.backend.again, base, shown.put) as folder:
             await _copy(volume.place, folder, [volume.workspace], output, job.name)
     return f"{output}: the model of job {job.name}"
 
 
-@app.command("push")
 @on_site
 def push(
     where: TargetOptions,
@@ -171,8 +165,6 @@ def push(
 
     Example: lockstep adapter push demo my-org/my-adapter
     """
-    from lockstep.cli.shared.terminal import confirm
-
     name = job_among([source])
     with nullcontext(Path(source)) if name is None else _adapter_here(name, where, "push") as adapter:
         arguments: list[str | Path] = [adapter, repository, *(["--public"] if public else [])]
@@ -184,7 +176,6 @@ def push(
         run_trainer("push", [*arguments, "--send"])
 
 
-@app.command("get")
 @on_cluster
 def get_adapter(
     where: TargetOptions,
@@ -214,8 +205,7 @@ async def _get(job: Job, output: Path) -> str:
 
 def _base_words(job: Job) -> str:
     """Return what PEFT needs besides the adapter of a job that names its base by a folder; "" where it finds the base by itself."""
-    base = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
-    if not base.startswith("/"):
+    if not (base := base_folder(job)):
         return ""
     if Path(base).is_dir():
         return f". Its base model is {base}: load it from there, and pass it to PEFT"
@@ -223,9 +213,6 @@ def _base_words(job: Job) -> str:
 
 
 async def _copy(place: Place, folder: str, roots: list[str], output: Path, job: str) -> None:
-    from lockstep.platforms.files.meter import Meter
-    from lockstep.platforms.files.transfer import TransferProgress, get
-
     with Meter() as meter:
         progress = TransferProgress(meter.changed)
         meter.transfers = {job: progress}

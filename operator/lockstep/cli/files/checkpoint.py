@@ -13,6 +13,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, find_job, job_among, on_site
+from lockstep.cli.shared.terminal import console
 from lockstep.cli.shared.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
 from lockstep_spec.words import decimal_size, number_of
@@ -149,6 +150,4 @@ def _value(value: object) -> str:
 
 
 def _print(table: Table) -> None:
-    from lockstep.cli.shared.terminal import console
-
     console().print(table)

@@ -17,6 +17,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.shared.jobargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, TargetOptions, find_job, on_cluster
+from lockstep.platforms.jobs.terminal import shell as open_shell
 from lockstep.platforms.output import put, put_json, put_link, put_text, say
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ def shell(where: TargetOptions, job: OptionalJobArgument = DEFAULT_JOB, node: No
 
     Example: lockstep shell ml-dev-env --node 1
     """
-    from lockstep.platforms.jobs.terminal import shell as open_shell
-
     raise typer.Exit(_at(job, node, where, lambda spot: open_shell(spot.volume.place, spot.volume.workspace), ports=False))
 
 

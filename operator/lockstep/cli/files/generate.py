@@ -14,7 +14,11 @@ from lockstep.api.errors import Failed
 from lockstep.cli.shared.clusterfiles import is_path
 from lockstep.cli.shared.jobargs import TargetOptions, find_job, on_site
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
+from lockstep.cli.shared.terminal import waiting
+from lockstep.cli.shared.trainer import AT_FIRST, trainer_command
+from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.output import ProgramOutput, put, put_text, tell
+from lockstep.programs import ProgramFailed
 
 if TYPE_CHECKING:
     from lockstep.platforms.files.chat import TunedModel
@@ -76,6 +80,12 @@ async def _generate(tuned: AbstractAsyncContextManager[TunedModel], prompt: str,
             put_text("\n")
 
 
+def base_folder(job: Job) -> str:
+    """Return the folder by which a job names its base model; "" if it names none."""
+    name = str(job.job["spec"].get("training", {}).get("model", {}).get("name", ""))
+    return name if name.startswith("/") else ""
+
+
 def shown() -> Callable[[str], None]:
     """Return what prints the pieces of one answer."""
     output = ProgramOutput()
@@ -88,9 +98,7 @@ def tuned_model(
     """Return the model with the adapter of a job, or of a folder of this machine, which is loaded on entry. `stated`, `flags`: options of
     the program. Raises ConfigError.
     """
-    from lockstep.cli.shared.trainer import trainer_command
     from lockstep.platforms.files.chat import loaded
-    from lockstep.platforms.jobs.processes import LocalPlace
 
     options = [word for option, value in stated.items() if value is not None for word in (option, str(value))]
     if not is_path(name):
@@ -103,13 +111,11 @@ def tuned_model(
 async def _of_job(job: Job, gpus: int, options: list[str]) -> AsyncIterator[TunedModel]:
     """Load beside the job's files. A pod that runs is asked first: what it refuses needs no other pod."""
     from lockstep.platforms.files.chat import MODULE, loaded, started
-    from lockstep.programs import ProgramFailed
 
-    stated = job.job["spec"].get("training", {}).get("model", {}).get("name", "")
-    is_folder = stated.startswith("/") and "--model" not in options
+    stated = "" if "--model" in options else base_folder(job)
 
     def command(volume: Volume) -> list[str]:
-        base = ["--model", volume.path(stated)] if is_folder else []
+        base = ["--model", volume.path(stated)] if stated else []
         return [*volume.place.python, "-m", MODULE, volume.run_folder(job.name), *options, *base]
 
     def none(volume: Volume) -> str:
@@ -129,8 +135,5 @@ async def _of_job(job: Job, gpus: int, options: list[str]) -> AsyncIterator[Tune
 
 
 def _loading(what: str) -> AbstractContextManager[object]:
-    from lockstep.cli.shared.terminal import waiting
-    from lockstep.cli.shared.trainer import AT_FIRST
-
     tell(f"{what}: the model is loading")
     return waiting(AT_FIRST["chat"])

@@ -14,29 +14,24 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.api.objects import Typed
-from lockstep.cli.shared.inputs import OptionalFileOption, only
+from lockstep.cli.shared.inputs import Inputs, OptionalFileOption, only, read_all
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.target import refuse_workspace
+from lockstep.cli.shared.trainer import run_trainer
 from lockstep.platforms.output import ProgramOutput, put, tell
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.places.orders import Order
+from lockstep.programs import STDOUT
+from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.platforms.places.backend import Volume
 
-app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"
 
 
-@app.callback()
-def model() -> None:
-    """Work with base models."""
-
-
-@app.command("get")
 @acts_on("cluster", "namespace", "context", here=True)
 def get_model(
     where: TargetOptions,
@@ -123,8 +118,6 @@ def _refuse_unusable(name: str, revision: str | None) -> None:
 
 
 def _here(name: str, revision: str | None, to: Path | None, workspace: Path) -> None:
-    from lockstep.cli.shared.trainer import run_trainer
-
     stated = [*(["--revision", revision] if revision else []), *(["--to", str(to.resolve())] if to else [])]
     run_trainer("fetch", [name, "--cache", (workspace / "workspace" / "cache").resolve(), *stated])
 
@@ -148,8 +141,6 @@ def _named(name: str | None, revision: str | None, job: TrainingJob) -> tuple[st
 
 def _job_of_file(file: Path, where: TargetOptions) -> Inputs:
     """Return the job whose volumes are filled. Raises ConfigError."""
-    from lockstep.cli.shared.inputs import read_all
-
     inputs, *others = read_all(file, where, unnamed=lambda: where.named)
     if others:
         raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file with one")
@@ -158,9 +149,6 @@ def _job_of_file(file: Path, where: TargetOptions) -> Inputs:
 
 async def _fetch(node: str, opened: AbstractAsyncContextManager[Volume], arguments: Sequence[str], *, alone: bool) -> int:
     """Fetch onto a node's volume, show its lines as they come, and return the exit code."""
-    from lockstep.programs import STDOUT
-    from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
-
     before, rest, errors = "" if alone else f"{node}: ", bytearray(), ProgramOutput(error=True)
     try:
         async with opened as volume:

@@ -9,10 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import Failed
-from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
+from lockstep.cli.shared.inputs import FileOption, Inputs, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.shortruns import result_of
 from lockstep.cli.shared.target import tell_place
+from lockstep.cli.shared.terminal import result_of
+from lockstep.kube.cluster import ApiError, Unreachable
+from lockstep.plan.ahead.scaling import (
+    RECORDED,
+    Measured,
+    as_json,
+    base_of,
+    batch_line,
+    closing,
+    heading,
+    measure,
+    row,
+    scaling_job,
+    sizes,
+)
+from lockstep.platforms.jobs.resolved import resolve_with_warnings
+from lockstep.platforms.jobs.shortresults import ShortRuns, measured_steps
 from lockstep.platforms.output import put, put_json
 from lockstep.platforms.places.backends import backend_of
 from lockstep_spec.exits import FAILED
@@ -21,19 +37,8 @@ from lockstep_spec.words import number_of
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.api.objects import Object
-    from lockstep.cli.shared.inputs import Inputs
-    from lockstep.plan.ahead.scaling import Measured
-    from lockstep.platforms.jobs.shortresults import ShortRuns
-
-app = typer.Typer(help="Measure a job's training.", no_args_is_help=True)
 
 
-@app.callback()
-def bench() -> None:
-    """Measure a job's training."""
-
-
-@app.command("scaling")
 @on_site
 def scaling(
     where: TargetOptions,
@@ -63,8 +68,6 @@ def scaling(
 
     Example: lockstep bench scaling -f job.yaml --cluster lab
     """
-    from lockstep.plan.ahead.scaling import as_json, batch_line, closing, scaling_job, sizes
-
     inputs = read_inputs(only(file, "bench scaling"), where, changes)
     numbers = sizes(nodes, inputs.job.spec.nodes or inputs.cluster.profile.spec.gpus.default_nodes)
     jobs = [scaling_job(inputs.job, number, steps) for number in numbers]
@@ -88,9 +91,6 @@ def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: b
     """Run the jobs one after the other, and print a row for each as soon as it is there. Raises ConfigError when one can't run as
     written.
     """
-    from lockstep.plan.ahead.scaling import Measured, base_of, heading, measure, row
-    from lockstep.platforms.jobs.resolved import resolve_with_warnings
-
     measured: list[Measured] = []
     for job in jobs:
         resolved = resolve_with_warnings(job, inputs.cluster, inputs.namespace, quiet=True)
@@ -104,10 +104,6 @@ def _table(inputs: Inputs, runs: ShortRuns, jobs: list[TrainingJob], *, quiet: b
 
 
 async def _measured(job: TrainingJob, runs: ShortRuns) -> tuple[dict[str, Object], str]:
-    from lockstep.kube.cluster import ApiError, Unreachable
-    from lockstep.plan.ahead.scaling import RECORDED
-    from lockstep.platforms.jobs.shortresults import measured_steps
-
     try:
         return await measured_steps(runs, job, RECORDED)
     except (ApiError, Unreachable):

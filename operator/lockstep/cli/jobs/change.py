@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.shared.inputs import OptionalFileOption, only, read_all, read_inputs
+from lockstep.api.names import WORKSPACE as VOLUME
+from lockstep.api.objects import Typed, condition, current_status, go_on_words, has_ended, is_run, is_true, typed_command, typed_file
+from lockstep.api.objects import condition as condition_of
+from lockstep.cli.shared.inputs import OptionalFileOption, only, option_words, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     JobArgument,
     JobsArgument,
@@ -26,16 +29,18 @@ from lockstep.cli.shared.jobargs import (
 )
 from lockstep.cli.shared.terminal import confirm
 from lockstep.kube.outage import Outage
+from lockstep.plan.cluster.finding import Outcome
+from lockstep.plan.reasons import Reason
 from lockstep.platforms.output import put, say
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS
+from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Job
 from lockstep.platforms.places.backends import words_to
 from lockstep.platforms.places.orders import IN_NAMESPACE, lack
+from lockstep.programs import output_of
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.kubernetes.job import KubernetesJob
-    from lockstep.platforms.places.backend import Job
 
 NODES_MAX = 1024
 REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
@@ -95,10 +100,6 @@ def _until_stopped(job: Job, end: float) -> None:
 
     What its status says before the operator has seen that it is to stop says nothing of the stop.
     """
-    from lockstep.api.objects import condition as condition_of
-    from lockstep.api.objects import is_true
-    from lockstep.plan.reasons import Reason
-
     message, status, outage = "", job.status, Outage(say)
     while True:
         status = outage.ask(job.look_again, status)
@@ -123,8 +124,6 @@ def _until_stopped(job: Job, end: float) -> None:
 
 def _not_ended(jobs: Sequence[str], where: TargetOptions, *, hurried: bool = False) -> list[Job]:
     """Return these jobs. Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
-    from lockstep.api.objects import is_true
-
     found = find_jobs(jobs, where.backend(hurried=hurried))
     for job in found:
         if is_true(job.status, "Complete"):
@@ -150,8 +149,6 @@ def scale(
 
     Example: lockstep scale demo 4
     """
-    from lockstep.api.objects import has_ended
-
     cluster_job = find_cluster_job(job, where)
     if has_ended(cluster_job.job.get("status", {})):
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
@@ -172,7 +169,6 @@ async def _lack_of_nodes(cluster: Cluster, cluster_job: KubernetesJob, goal: int
     """Return why too few nodes have room now; '' where enough have, or where the account may not look, or nothing says what a pod asks
     for.
     """
-    from lockstep.plan.cluster.finding import Outcome
     from lockstep.plan.cluster.fitting import room
     from lockstep.platforms.clusters.facts import room_facts
 
@@ -205,15 +201,11 @@ def retry(
         raise ConfigError("name the failed job: lockstep retry JOB, or use -f FILE with either --local or --in-namespace")
     failed = find_job(job, where)
     _refuse_unless_failed(failed)
-    from lockstep.api.objects import go_on_words
-
     number = failed.raise_retry()
     put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.backend.again}")
 
 
 def _refuse_unless_failed(job: Job) -> None:
-    from lockstep.api.objects import condition, is_run, is_true, typed_command, typed_file
-
     status, name = job.status, job.name
     if is_run(job.job):
         raise lack(IN_NAMESPACE, "retry", job=name, again=job.backend.again)
@@ -233,9 +225,7 @@ def _refuse_unless_failed(job: Job) -> None:
 
 def _run_again(file: Path, where: TargetOptions, place: str) -> int:
     """Start a failed run without an operator again, and return its exit code."""
-    from lockstep.api.objects import Typed
     from lockstep.cli.jobs.run import run_job
-    from lockstep.cli.shared.inputs import option_words
 
     inputs = read_inputs(file, where)
     options: dict[str, object] = {"--cluster": where.cluster} if where.workspace is None else words_to(where.workspace)
@@ -278,8 +268,6 @@ def delete(
 
     Example: lockstep delete -f jobs/
     """
-    from lockstep.api.objects import has_ended, is_true
-
     if bool(jobs) == bool(files):
         raise ConfigError(f"name the jobs, or use -f FILE{', not both' if jobs else ''}")
     found = _of_files(files, where) if files else find_jobs(jobs or [], where.backend())
@@ -347,22 +335,16 @@ def remove_files(job: Job, nodes: Sequence[int]) -> None:
 
 
 def _folder(job: Job) -> str:
-    from lockstep.api.names import WORKSPACE as VOLUME
-
     return f"{VOLUME}/runs/{job.name}"
 
 
 def _refuse_in_use(job: Job) -> None:
     """Raise ConfigError for a job that may still write its files, or is about to."""
-    from lockstep.api.objects import current_status, has_ended, is_true
-
     status = current_status(job.job)
     if not (has_ended(status) or is_true(status, "Suspended")):
         raise ConfigError(f"job {job.name} may still write its files, so --files removes none: first lockstep stop {job.at}")
 
 
 async def _remove(job: Job, node: int) -> None:
-    from lockstep.programs import output_of
-
     async with job.volume(node, say) as volume:
         await output_of(volume.place, [*volume.place.python, "-I", "-c", REMOVE, volume.run_folder(job.name)], seconds=REMOVE_SECONDS)

@@ -12,6 +12,8 @@ from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.terminal import confirm
 from lockstep.plan.pages.drill import AFTER_INTERRUPT, AFTER_WITHOUT_PODS, RISKS, RISKS_WITHOUT_PODS, Fault, drill_page, why_not_now
 from lockstep.platforms.output import put, put_json, say
+from lockstep.platforms.places.drilledjob import DrilledJob
+from lockstep.platforms.places.drills import missing_rights, run_drill
 
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Job
@@ -44,9 +46,6 @@ def drill(
 
     Example: lockstep drill kill-rank --job demo --cluster lab
     """
-    from lockstep.platforms.places.drilledjob import DrilledJob
-    from lockstep.platforms.places.drills import missing_rights, run_drill
-
     found = find_job(job, where)
     found.backend.refuse(fault)
     if found.pods is not None and (missing := missing_rights(found.pods.client, fault, found.pods.namespace)):

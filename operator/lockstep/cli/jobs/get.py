@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import condition, current_status, has_ended, is_run
 from lockstep.cli.shared.jobargs import (
     JobArgument,
     ListForm,
@@ -20,13 +21,14 @@ from lockstep.cli.shared.jobargs import (
     on_site,
 )
 from lockstep.kube.outage import Outage
-from lockstep.plan.pages.table import aligned
+from lockstep.plan.pages.table import COLUMNS, WIDE, aligned, row
+from lockstep.plan.pages.table import describe as page
+from lockstep.plan.times import seconds_of
 from lockstep.platforms.output import put, put_json, put_text, say, tell
-from lockstep.platforms.places.backend import POLL_SECONDS
+from lockstep.platforms.places.backend import POLL_SECONDS, Backend, Job, JobGone
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
-    from lockstep.platforms.places.backend import Backend, Job
 
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
@@ -134,7 +136,6 @@ def _show(backend: Backend, jobs: list[Job], output: ListForm, *, single: bool, 
 
 def _print(jobs: list[dict[str, Any]], output: ListForm, rows: Callable[[bool], list[tuple[str, ...]]], *, single: bool) -> None:
     from lockstep.api.files.yamltext import dump_all_yaml
-    from lockstep.api.objects import is_run
 
     if output is ListForm.JSON:
         put_json(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs})
@@ -150,8 +151,6 @@ def _print(jobs: list[dict[str, Any]], output: ListForm, rows: Callable[[bool], 
 
 def _rows(backend: Backend, jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
     """The heads first."""
-    from lockstep.plan.pages.table import COLUMNS, WIDE, row
-
     heads = WIDE if wide else COLUMNS
     defaults = [None if job["spec"].get("nodes") else backend.default_nodes(job) for job in jobs]
     cells = [row(job, time.time(), heads, nodes) for job, nodes in zip(jobs, defaults, strict=True)]
@@ -164,10 +163,6 @@ def _watch(backend: Backend, listed: Callable[[], list[Job]], named: set[tuple[s
     """Print the table, then the line of each job that has changed, until all `named` (name, uid), if any, have ended. Raises JobGone for
     deleted ones.
     """
-    from lockstep.api.objects import current_status, has_ended
-    from lockstep.plan.pages.table import COLUMNS
-    from lockstep.platforms.places.backend import JobGone
-
     shown: dict[tuple[str, str], tuple[str, ...]] | None = None
     age, stale = COLUMNS.index("AGE") + spaces, ""
     while True:
@@ -200,8 +195,6 @@ def describe(where: TargetOptions, job: JobArgument) -> None:
 
     Example: lockstep describe demo
     """
-    from lockstep.plan.pages.table import describe as page
-
     found = where.backend(hurried=True).job(job)
     _, stale = found.backend.current([found])
     if stale is not None:
@@ -235,7 +228,6 @@ def wait(
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """
-    from lockstep.api.objects import condition, has_ended
     from lockstep.plan.ahead.submission import standstill
 
     waited = find_job(job, where)
@@ -264,8 +256,6 @@ def wait(
 
 
 def _is_so(status: dict[str, Any], until: Awaited) -> bool:
-    from lockstep.api.objects import condition, has_ended
-
     if until is Awaited.ENDED:
         return has_ended(status)
     if until is Awaited.RUNNING:
@@ -276,8 +266,6 @@ def _is_so(status: dict[str, Any], until: Awaited) -> bool:
 
 def _is_of_this_start(status: dict[str, Any]) -> bool:
     """Return True if the newest commit is newer than the last start, restart and stop, as far as anybody knows of them."""
-    from lockstep.plan.times import seconds_of
-
     committed = (status.get("checkpoint") or {}).get("lastCommitTime")
     restarts = status.get("restartHistory") or []
     starts = [status.get("startTime"), (status.get("active") or {}).get("since"), (status.get("stop") or {}).get("time")]

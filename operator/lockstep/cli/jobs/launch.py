@@ -14,6 +14,7 @@ from lockstep.api.objects import Typed
 from lockstep.cli.jobs.run import run_job, warn_ignored
 from lockstep.cli.shared.inputs import FileOption, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.cli.shared.ownversion import own_version
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
 from lockstep.platforms.places.orders import LOCAL, Door, lack
@@ -73,7 +74,6 @@ def launch(
 
     Example: srun --ntasks-per-node=1 lockstep launch --node auto --at 10.11.7.50:29600 -f job.yaml --token-file /shared/me/token
     """
-    from lockstep.cli.shared.ownversion import own_version
     from lockstep.platforms.local.joined.join import JoinRequest, join_launch
     from lockstep.platforms.local.joined.machine import parse_place
 
@@ -115,7 +115,6 @@ def join(
 
     Example: lockstep join 10.11.7.50:29600 --cluster /scratch/me < token
     """
-    from lockstep.cli.shared.ownversion import own_version
     from lockstep.platforms.local.joined.join import JoinRequest, join_launch
     from lockstep.platforms.local.joined.machine import parse_place
     from lockstep.platforms.local.joined.token import token_to_join

@@ -12,10 +12,10 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_site
+from lockstep.plan.pages.logs import LogSelection, RankFailures, error_lines, no_such_node, parse_duration
 from lockstep.platforms.output import put, say
 
 if TYPE_CHECKING:
-    from lockstep.plan.pages.logs import LogSelection
     from lockstep.platforms.places.backend import Job
 
 
@@ -42,8 +42,6 @@ def logs(
 
     Example: lockstep logs demo --follow --rank 3
     """
-    from lockstep.plan.pages.logs import LogSelection, no_such_node, parse_duration
-
     if rank is not None and node is not None:
         raise ConfigError("use either --rank or --node: a rank is on one node only")
     if previous and attempt is not None:
@@ -91,8 +89,6 @@ def _before(job: Job) -> int:
 
 
 async def _errors(job: Job, selection: LogSelection) -> int:
-    from lockstep.plan.pages.logs import RankFailures, error_lines
-
     failures = RankFailures()
     async with aclosing(job.lines(replace(selection, node=0, rank=None, tail=None), say)) as output:
         async for line in output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +13,14 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.objects import Typed
 from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_cluster
-from lockstep.cli.shared.terminal import waiting
+from lockstep.cli.shared.terminal import put_findings, waiting
+from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.platforms.output import put, put_json
 from lockstep.platforms.places.backends import backend_class
 from lockstep.platforms.places.orders import Order, PlanWishes
 
 if TYPE_CHECKING:
     from lockstep.plan.ahead.forecast import Forecast
-    from lockstep.plan.cluster.finding import Finding
 
 
 @on_cluster
@@ -99,12 +100,10 @@ def plan(
 
 def _show(findings: list[Finding], *, offline: bool) -> None:
     from lockstep.plan.ahead.planned import sentence
-    from lockstep.plan.cluster.finding import Outcome
 
-    for one in findings:
-        put(f"{one.outcome.value:8} {one.subject:10} {one.message}")
-        if one.fix and one.outcome is not Outcome.UNKNOWN:  # (the last line says what to type)
-            put(f"{'':19} → {one.fix}")
+    put_findings(
+        [replace(one, fix="") if one.outcome is Outcome.UNKNOWN else one for one in findings], 10
+    )  # (the last line says what to type)
     put(sentence(findings, offline=offline))
 
 

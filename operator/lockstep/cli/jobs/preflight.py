@@ -8,8 +8,10 @@ import typer
 
 from lockstep.cli.shared.inputs import FileOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.shortruns import result_of
+from lockstep.cli.shared.terminal import console, result_of
+from lockstep.platforms.jobs import shortresults
 from lockstep.platforms.output import put, put_json
+from lockstep_spec.codec import to_json
 from lockstep_spec.words import binary_size, number_of
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ def preflight(
 
     Example: lockstep preflight -f job.yaml --cluster lab
     """
-    from lockstep.platforms.jobs import shortresults
-
     inputs = read_inputs(only(file, "preflight"), where)
     runs = inputs.at(where).backend().short_runs(inputs.cluster.profile, timeout)
     result = result_of(runs, lambda runs: shortresults.preflight(runs, inputs.job), "looking at the nodes")
@@ -45,8 +45,6 @@ def preflight(
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:
-    from lockstep_spec.codec import to_json
-
     if as_json:
         put_json(to_json(result), indent=1)
         return
@@ -66,8 +64,6 @@ def _show(result: PreflightReport, as_json: bool) -> None:
 def _table(result: PreflightReport) -> None:
     """Every check: ok, or what was found."""
     from rich.table import Table
-
-    from lockstep.cli.shared.terminal import console
 
     table = Table("check", "node", "result", "what was seen", "what to do", box=None)
     for name in result.checks:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.files.yamltext import dump_all_yaml, dump_yaml
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.inputs import FilesOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.shared.inputs import FilesOption, Inputs, SetOption, read_all, resolve_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, acts_on
+from lockstep.cli.shared.terminal import console
+from lockstep.plan.ahead.forecast import idle_ranks
+from lockstep.plan.ahead.standin import NO_CLUSTER, stand_in
+from lockstep.plan.render import objects
+from lockstep.plan.render.resolve import refuse_missing_gpus
+from lockstep.platforms.jobs.planfacts import moved_targets_here
 from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import put, put_json, put_text, tell
 from lockstep.platforms.places.backends import backend_class
 from lockstep.platforms.places.orders import lack
+from lockstep_spec.words import printable_line
 
 if TYPE_CHECKING:
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.plan.layers import Setting
 
 
@@ -50,11 +58,6 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
 
     Example: lockstep validate jobs/*.yaml
     """
-    from lockstep.plan.ahead.forecast import idle_ranks
-    from lockstep.plan.ahead.standin import stand_in
-    from lockstep.plan.render.resolve import refuse_missing_gpus
-    from lockstep.platforms.jobs.planfacts import moved_targets_here
-
     jobs = read_all(file, where, changes, instead=stand_in)
     mistakes: list[str] = []
     for inputs in jobs:
@@ -92,9 +95,6 @@ def render(
 
     Example: lockstep render -f job.yaml --set training.lora.rank=8 --set metadata.name=rank8 -o job | kubectl apply -f -
     """
-    from lockstep.plan.ahead.standin import stand_in
-    from lockstep.plan.render import objects
-
     jobs = read_all(file, where, changes, instead=stand_in)
     resolved = [resolve_inputs(inputs) for inputs in jobs]
     if output is ObjectForm.JOB and not explain:
@@ -116,13 +116,10 @@ def render(
     if output is ObjectForm.JSON:
         put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)
     else:
-        put_text(_as_yaml(rendered))
+        put_text(YAML_HEADER + dump_all_yaml(rendered))
 
 
 def _job(inputs: Inputs) -> str:
-    from lockstep.api.files.yamltext import dump_yaml
-    from lockstep.plan.ahead.standin import NO_CLUSTER
-
     written = inputs.job.written()
     unknown = inputs.cluster.cluster.name == NO_CLUSTER and inputs.namespace == inputs.cluster.cluster.namespace
     return dump_yaml({**written, "metadata": {**written["metadata"], **({} if unknown else {"namespace": inputs.namespace})}})
@@ -130,26 +127,15 @@ def _job(inputs: Inputs) -> str:
 
 def _readable(item: dict[str, Any]) -> dict[str, Any]:
     """Return the object, a Secret's values as text: they are placeholders, which base64 would hide."""
-    from base64 import b64decode
-
     if item["kind"] != "Secret":
         return item
     text = {key: b64decode(value).decode() for key, value in item["data"].items()}
     return {key: value for key, value in item.items() if key != "data"} | {"stringData": text}
 
 
-def _as_yaml(rendered: list[dict[str, Any]]) -> str:
-    from lockstep.api.files.yamltext import dump_all_yaml
-
-    return YAML_HEADER + dump_all_yaml(rendered)
-
-
 def _print_settings(settings: tuple[Setting, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from lockstep.cli.shared.terminal import console
-    from lockstep_spec.words import printable_line
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("FIELD", "VALUE", "LAYER"):

@@ -16,16 +16,16 @@ from lockstep.api.names import DEV_ENVIRONMENT, FRESH, HOSTS
 from lockstep.api.names import WORKSPACE as JOB_WORKSPACE
 from lockstep.api.objects import Typed
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
-from lockstep.cli.shared.inputs import OptionalFileOption, SetOption, only, option_words, read_inputs
+from lockstep.cli.shared.inputs import Inputs, OptionalFileOption, SetOption, only, option_words, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site, stated_place
-from lockstep.cli.shared.target import tell_place
+from lockstep.cli.shared.target import is_embedded, tell_place
+from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backends import backend_of, words_to
 from lockstep.platforms.places.orders import LOCAL, HostOptions, Order, refuse
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.cli.shared.inputs import Inputs
     from lockstep.kube.cluster import Cluster
 
 ON_HOSTS, HERE, WITHOUT_OPERATOR, IN_ENVIRONMENT = (
@@ -244,8 +244,6 @@ def _read_anywhere(file: Path, where: TargetOptions, changes: Sequence[str]) -> 
     """Return the job and its cluster, or hosts; where none is named, the cluster that verbs about jobs ask. Raises ConfigError, with the
     ways to run it, where that is not up.
     """
-    from lockstep.cli.shared.target import is_embedded
-
     inputs = read_inputs(file, where, changes, unnamed=lambda: where.named)
     if is_workspace(where.cluster or (where.verb.choice.cluster if where.verb.choice else "")):
         return inputs
@@ -299,7 +297,6 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         raise ConfigError(
             "name what to run: a job file (lockstep run -f job.yaml), or a script on all nodes of a dev environment (lockstep run train.py)"
         )
-    from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 
     cluster_job = find_cluster_job(job, where)
     cluster_job.refuse_idle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +13,9 @@ import typer
 from lockstep.cli.shared.jobargs import Form, TargetOptions, on_site
 from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.output import put, put_json
-from lockstep_spec.words import number_of
+from lockstep_spec.words import number_of, printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.text import Text
 
 
@@ -100,8 +98,6 @@ def within(lines: Sequence[str], height: int) -> Sequence[str]:
 
 def _text(lines: Iterable[str]) -> Text:
     from rich.text import Text
-
-    from lockstep_spec.words import printable_line
 
     text = Text("\n".join(map(printable_line, lines)), no_wrap=True, overflow="ellipsis")
     text.highlight_words(["Running", "Complete", "verified"], "green")

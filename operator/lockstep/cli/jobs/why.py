@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, TargetOptions, find_job, on_site
+from lockstep.plan.pages.stacks import NOT_THERE, stacks_page
 from lockstep.platforms.output import put, put_json
 
 EXIT_IN_ITS_WAY = 1
@@ -69,8 +70,6 @@ def stacks(
 
     Example: lockstep stacks demo --rank 3
     """
-    from lockstep.plan.pages.stacks import NOT_THERE, stacks_page
-
     found = find_job(job, where)
     answers = found.stacks(rank)
     if all(answer.problem == NOT_THERE for answer in answers):

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import HOSTS
-from lockstep.cli.shared.folders import from_here
+from lockstep.assets import asset
+from lockstep.cli.shared.folders import (
+    STATE_HERE,
+    checkout,
+    cluster_folders,
+    clusters_here,
+    from_here,
+    remember,
+    remembered,
+    state_folder,
+    write_state,
+)
 from lockstep.platforms.clusters.target import ClusterFiles
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
@@ -93,9 +104,6 @@ def find_file(name: str) -> Path | None:
     """Return the cluster file of this name: of clusters/ where one stands, of the user's configuration, the one in use, or for `local` the
     one that ships. None: there is none.
     """
-    from lockstep.assets import asset
-    from lockstep.cli.shared.folders import remembered
-
     if (path := path_of(name)).is_file():
         return path
     used = [Path(choice.cluster) for choice in remembered() if is_path(choice.cluster) and Path(choice.cluster).stem == name]
@@ -105,8 +113,6 @@ def find_file(name: str) -> Path | None:
 
 def cluster_names() -> list[str]:
     """Return the names that cluster files have; `local` always has one."""
-    from lockstep.cli.shared.folders import cluster_folders
-
     return sorted(
         {LOCAL_CLUSTER, *(path.stem for folder in cluster_folders() for path in folder.glob("*.yaml") if path.is_file())} - {*TEMPLATES}
     )
@@ -123,9 +129,6 @@ def memorable(name_or_path: str) -> str:
 
     Raises UnknownCluster for a name without a file, ConfigError for a path that isn't there.
     """
-    from lockstep.assets import asset
-    from lockstep.cli.shared.folders import STATE_HERE, checkout, state_folder
-
     if is_workspace(name_or_path):
         folder = Path(name_or_path).resolve()
         if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "workspace").is_dir()):
@@ -148,8 +151,6 @@ def is_path(name_or_path: str) -> bool:
 
 def use(cluster: str) -> None:
     """Make it the cluster of verbs that name none, and say so; where that can't be remembered, say that."""
-    from lockstep.cli.shared.folders import remember, remembered
-
     try:
         chosen = memorable(cluster)
         remember(chosen)
@@ -234,7 +235,6 @@ def cluster_of_hosts(word: str, job: str) -> str:
     Raises ConfigError as `load_hosts` does, and where the file can't be written.
     """
     from lockstep.api.files.clusterfile import parse_cluster_file
-    from lockstep.cli.shared.folders import state_folder, write_state
 
     name = f"hosts/{job}.yaml"
     path = from_here(state_folder() / name)
@@ -276,8 +276,6 @@ def file_of(cluster: str) -> str:
 
 def path_of(cluster: str) -> Path:
     """Return the path of the cluster file of this name or path; a name that has no file yet is one of clusters/ where one stands."""
-    from lockstep.cli.shared.folders import cluster_folders, clusters_here
-
     if is_path(cluster):
         return Path(cluster)
     paths = [folder / f"{cluster}.yaml" for folder in (*cluster_folders(), clusters_here())]
@@ -295,7 +293,6 @@ def replace_file(path: Path, text: str) -> None:
 
 def _unknown_cluster(name: str) -> str:
     from lockstep.api.files.problems import nearest
-    from lockstep.cli.shared.folders import cluster_folders
 
     names = cluster_names()
     folders = " or ".join(f"{from_here(folder)}/" for folder in cluster_folders())

@@ -15,6 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, FRESH
 from lockstep.cli.shared.clusterfiles import cluster_names, is_workspace, load_cluster, read_text
 from lockstep.cli.shared.places import Verb, VerbCommand
+from lockstep.cli.shared.target import aim_at_file, refuse_workspace
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backends import backend_class
 
@@ -81,18 +82,10 @@ class Inputs:
     source: str = ""
     """The job's file, and its name where that file holds several."""
 
-    def aim(self, verb: Verb) -> Inputs:
-        """Return the same, with the connections to come of the verb kept to its cluster."""
-        from lockstep.cli.shared.target import aim_at_file
-
-        aim_at_file(verb, self.cluster)
-        return self
-
     def at(self, where: TargetOptions) -> TargetOptions:
         """Return the place of the job, as its file and these options say."""
-        from lockstep.cli.shared.target import as_found
-
-        place = where.on(self.cluster, where.cluster or as_found(where.verb, self.cluster))
+        choice = where.verb.choice  # (as it is remembered where that is why it counts, else by its name)
+        place = where.on(self.cluster, where.cluster or (self.cluster.cluster.name if choice is None else choice.cluster))
         return replace(place, namespace=where.namespace or self.job.metadata.namespace)
 
     def typed(self, verb: str, options: Mapping[str, object], words: Sequence[str] = ()) -> Inputs:
@@ -149,7 +142,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where.verb, instead))
+            inputs += _read_jobs(file, where, changes, place, unnamed or partial(_in_use, file, where, instead))
         except NoJob as error:
             if in_folder:
                 tell(f"note: {file} holds no TrainingJob and is skipped")
@@ -199,7 +192,7 @@ def read_inputs(
     from lockstep.api.files.jobfile import parse_job_file
 
     job = parse_job_file(read_text(file), str(file), changes or ())
-    named = where.cluster or job.spec.cluster or (unnamed() if unnamed is not None else _in_use(file, where.verb))
+    named = where.cluster or job.spec.cluster or (unnamed() if unnamed is not None else _in_use(file, where))
     return _inputs(job, file, named, where, str(file))
 
 
@@ -212,8 +205,6 @@ def _inputs(job: TrainingJob, file: Path, cluster: str | StandIn, where: TargetO
 
 
 def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> ClusterFile:
-    from lockstep.cli.shared.target import aim_at_file
-
     stated = job.spec.cluster
     try:
         cluster_file = load_cluster(name)
@@ -230,15 +221,12 @@ def _read_cluster(job: TrainingJob, file: Path, name: str, verb: Verb) -> Cluste
     return cluster_file
 
 
-def _in_use(file: Path, verb: Verb, instead: StandIn | None = None) -> str | StandIn:
+def _in_use(file: Path, where: TargetOptions, instead: StandIn | None = None) -> str | StandIn:
     """Return the cluster that counts where neither the job nor --cluster names one, and say so once a verb.
 
     Raises ConfigError where a context was typed, or none is in use and nothing stands in.
     """
-    from lockstep.cli.shared.target import in_use, refuse_workspace
-
-    context = verb.connections.context
-    verb.choice = choice = in_use() if context is None else None
+    verb, context, choice = where.verb, where.context, where.chosen()
     if context is None and instead is not None and (choice is None or is_workspace(choice.cluster)):
         tell(f"note: {file} names no cluster, and none is in use: it is checked without one (--cluster names one)")
         return instead

@@ -5,6 +5,7 @@ job.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,16 +19,18 @@ import typer
 
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT, HOSTS, JOB_NAME_PATTERN, KUBERNETES
-from lockstep.cli.shared.clusterfiles import is_workspace
-from lockstep.cli.shared.folders import QUICKSTART, state_folder
+from lockstep.cli.shared.clusterfiles import OwnFiles, Peeked, is_workspace, peek
+from lockstep.cli.shared.folders import QUICKSTART, remembered, state_folder
 from lockstep.cli.shared.places import PLACES, Verb
+from lockstep.cli.shared.target import EMBEDDED, aim_at, in_use, is_embedded, load, refuse_workspace, tell_place
+from lockstep.kube.aim import Connections, environment_kubeconfig
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, backend_of
 from lockstep.platforms.places.orders import IN_NAMESPACE, LOCAL, lack
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.kube.aim import Connections
-    from lockstep.platforms.clusters.target import Target
+    from lockstep.plan.cluster.choice import Choice
     from lockstep.platforms.kubernetes.job import KubernetesJob
     from lockstep.platforms.places.backend import Backend, Job
 
@@ -100,12 +103,25 @@ class TargetOptions:
         """Return the way to the cluster that the verb is about."""
         return self.verb.connections
 
+    def chosen(self) -> Choice | None:
+        """Return the cluster that counts where no option names one, which the verb knows then; None with --context, and where nothing names
+        one. Raises ConfigError for one that is gone.
+        """
+        self.verb.choice = in_use() if self.context is None else None
+        return self.verb.choice
+
     @cached_property
     def named(self) -> str:
-        """Return the cluster that is named, else the one that counts where none is."""
-        from lockstep.cli.shared.target import unnamed_cluster
+        """Return the cluster that is named, else the one that counts where none is: with --context none but the context's own words, else
+        the one that `remembered` has first.
 
-        return self.cluster or unnamed_cluster(self.verb)
+        Where nothing names one and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would. Raises as `chosen`.
+        """
+        if self.cluster:
+            return self.cluster
+        choice = self.chosen()
+        self.verb.unnamed = EMBEDDED if choice is None else None
+        return EMBEDDED if choice is None else choice.cluster
 
     @property
     def workspace(self) -> Path | None:
@@ -113,15 +129,33 @@ class TargetOptions:
         return Path(self.cluster) if self.cluster and is_workspace(self.cluster) else None
 
     def target(self) -> Target:
-        from lockstep.cli.shared.target import target_of
+        """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
+        from lockstep.kube.cluster import Client
 
-        return target_of(self.verb, self.named, self.namespace)
+        verb, cluster, namespace = self.verb, self.named, self.chosen_namespace()
+        is_stand_in = cluster == verb.unnamed
+        return Target(
+            Client(verb.connections),
+            namespace,
+            cluster,
+            self._words_to_it(),
+            is_stand_in,
+            not is_stand_in or is_embedded(verb, cluster),
+            self.context,
+            verb.place,
+            OwnFiles(),
+        )
+
+    def _words_to_it(self) -> str:
+        """Return the options of `Target.options` for the cluster, as it was given."""
+        usual = next(iter(remembered()), None)
+        is_usual = self.verb.unnamed is not None or self.named == (EMBEDDED if usual is None else usual.cluster)
+        words = [*(() if is_usual else ("--cluster", self.named)), *(("--context", self.context) if self.context else ())]
+        return "".join(f" {shlex.quote(word)}" for word in words)
 
     @cached_property
     def cluster_file(self) -> ClusterFile:
         """Return the cluster file that is meant. Raises ConfigError for one that can't be read."""
-        from lockstep.cli.shared.target import load
-
         return self.file or load(self.verb, self.named)
 
     def of_hosts(self) -> tuple[ClusterFile, str]:
@@ -138,18 +172,23 @@ class TargetOptions:
     @property
     def kind(self) -> str:
         """Return the backend's name in `places.backends`."""
-        from lockstep.cli.shared.target import is_of_kubernetes
-
         if is_workspace(self.named):
             if "namespace" in self.verb.places:
                 raise lack(LOCAL, "-n", name=self.named)
             return LOCAL
-        return KUBERNETES if self.file is None and is_of_kubernetes(self.verb, self.named) else self.cluster_file.kind
+        return KUBERNETES if self.file is None and self._is_of_kubernetes() else self.cluster_file.kind
+
+    def _is_of_kubernetes(self) -> bool:
+        """Return True if a look at the cluster's file shows that it is of Kubernetes, without the time that reading it takes.
+
+        `local` is no hosts' unless an option names it: whichever folder one stands in may have a file of that name.
+        """
+        stated, verb = peek(self.named), self.verb
+        is_typed = verb.unnamed is None and (verb.choice is None or verb.choice.is_typed)
+        return (stated is not None and not stated.is_of_hosts) or (self.named == EMBEDDED and not is_typed)
 
     def backend(self, *, hurried: bool = False) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
-        from lockstep.cli.shared.target import tell_place
-
         backend = backend_of(self.kind, self)
         tell_place(self.verb, backend.place)
         backend.hurried = hurried
@@ -165,9 +204,33 @@ class TargetOptions:
             raise lack(HOSTS, "-n", name=hosts)
 
     def chosen_namespace(self) -> str:
-        from lockstep.cli.shared.target import namespace_of
+        """Return the namespace that is meant on the cluster: the one asked for, else as kubectl chooses it the context's own. A named
+        cluster's file says it for its cluster, and the models are imported only where that needs explaining.
+        """
+        verb, cluster = self.verb, self.named
+        refuse_workspace(cluster)
+        stated = peek(cluster)
+        if stated is None:
+            file = load(verb, cluster)
+            stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
+        aim_at(verb, stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
+        if stated.is_of_hosts:
+            return HOSTS
+        chosen, name = self.namespace, stated.name
+        if not (is_embedded(verb, name) or chosen or name != EMBEDDED):
+            from lockstep.kube.kubeconfig import chosen_context
 
-        return namespace_of(self.verb, self.named, self.namespace)
+            chosen = chosen_context(environment_kubeconfig().paths, self.context)[1]
+        chosen = chosen or stated.namespace
+        tell_place(verb, f"on {self._cluster_words(name)}, namespace {chosen}")
+        return chosen
+
+    def _cluster_words(self, name: str) -> str:
+        """Return the cluster in a sentence; its API server stands in for a name where nothing names it."""
+        from lockstep.kube.cluster import Client
+
+        is_nameless = name == self.verb.unnamed and not is_embedded(self.verb, name)
+        return f"the cluster at {Client(self.connections).server}" if is_nameless else f"cluster {name}"
 
 
 def stated_place(where: TargetOptions, *, in_namespace: bool) -> str | None:
@@ -190,8 +253,6 @@ def acts_on(*options: str, here: bool = False) -> Callable[[Callable[..., Any]],
         def with_options(context: typer.Context | TargetOptions, *arguments: Any, **values: Any) -> Any:
             where = context if isinstance(context, TargetOptions) else TargetOptions.of(context)
             if where.workspace and not here:
-                from lockstep.cli.shared.target import refuse_workspace
-
                 refuse_workspace(str(where.cluster))
             return verb(where, *arguments, **values)
 

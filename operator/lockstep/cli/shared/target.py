@@ -15,14 +15,14 @@ from lockstep.cli.shared.clusterfiles import OwnFiles, Peeked, cluster_names, fi
 from lockstep.cli.shared.embedded import reachable_layout
 from lockstep.cli.shared.folders import remembered, server_of, was_forced
 from lockstep.kube.aim import Connections, Kubeconfig, environment_kubeconfig
+from lockstep.plan.cluster.choice import By, Choice
+from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.orders import LACKS, LOCAL, lack
 
 if TYPE_CHECKING:
     from lockstep.api.files.clusterfile import ClusterFile
     from lockstep.cli.shared.places import Verb
-    from lockstep.plan.cluster.choice import Choice
-    from lockstep.platforms.clusters.target import Target
 
 EMBEDDED = "local"
 NOT_UP = "the embedded cluster is not up: lockstep devcluster up"
@@ -62,17 +62,11 @@ def aim_at(verb: Verb, name: str, api: str | None, *, checked: bool = True, is_o
     `checked` False: the kubeconfig's cluster is taken for it. `is_of_hosts`: it is no Kubernetes cluster, and verbs about Kubernetes are
     refused.
     """
-    if is_of_hosts:
-        refuse_on_hosts(verb.words, name, named or name)
+    if is_of_hosts and HOSTS in LACKS.get(verb.words, {}):
+        about = f"lockstep {verb.words} is about Kubernetes, and {name} is a cluster of hosts"
+        raise ConfigError(f"{about}: {lack(HOSTS, verb.words, name=shlex.quote(named or name))}")
     aim = ClusterAim(name, api, is_named=name != verb.unnamed, is_checked=checked and not verb.forced)
     verb.connections.aim = HostsAim(name) if is_of_hosts else aim
-
-
-def refuse_on_hosts(verb: str, name: str, named: str) -> None:
-    """Raise ConfigError if the verb is about Kubernetes' objects: the cluster has none. `named`: the cluster as it was typed."""
-    if HOSTS in LACKS.get(verb, {}):
-        about = f"lockstep {verb} is about Kubernetes, and {name} is a cluster of hosts"
-        raise ConfigError(f"{about}: {lack(HOSTS, verb, name=shlex.quote(named))}")
 
 
 class HostsAim:
@@ -181,35 +175,15 @@ def is_embedded(verb: Verb, cluster: str) -> bool:
     return layout is not None and Path(files.paths) == layout.kubeconfig
 
 
-def unnamed_cluster(verb: Verb) -> str:
-    """Return the cluster whose file counts where no option names one: with --context none but the context's own words, else the one that
-    `remembered` has first.
-
-    Where nothing names one and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
-
-    Raises ConfigError for one that is gone.
-    """
-    verb.choice = choice = in_use() if verb.connections.context is None else None
-    verb.unnamed = EMBEDDED if choice is None else None
-    return EMBEDDED if choice is None else choice.cluster
-
-
 def in_use() -> Choice | None:
     """Return the cluster that counts where no option names one, and what names it; None where nothing does. Raises ConfigError for one that
     is gone.
     """
-    from lockstep.plan.cluster.choice import By
-
     choice = next(iter(remembered()), None)
     if choice is None or (Path(choice.cluster).exists() if is_path(choice.cluster) else find_file(choice.cluster)):
         return choice
     instead = {By.ENVIRONMENT: "unset it", By.FOLDER: "remove that file"}.get(choice.by, "choose another by lockstep use CLUSTER")
     raise ConfigError(f"there is no {choice.cluster}, which {choice.by} names: name another by --cluster, or {instead}")
-
-
-def as_found(verb: Verb, cluster_file: ClusterFile) -> str:
-    """Return the cluster of this file as verbs find it again: as it is remembered where that is why it counts, else by its name."""
-    return cluster_file.cluster.name if verb.choice is None else verb.choice.cluster
 
 
 CHANGING = frozenset({
@@ -227,47 +201,12 @@ def tell_place(verb: Verb, place: str) -> None:
         tell(f"lockstep: {verb.words} {place}{named}")
 
 
-def tell_cluster(verb: Verb, name: str, namespace: str) -> None:
-    """Say so of a namespace of a Kubernetes cluster."""
-    tell_place(verb, cluster_place(verb, name, namespace))
-
-
-def cluster_place(verb: Verb, name: str, namespace: str) -> str:
-    """Return a namespace of a Kubernetes cluster in a sentence; its API server stands in for a name where nothing names it."""
-    from lockstep.kube.cluster import Client
-
-    is_nameless = name == verb.unnamed and not is_embedded(verb, name)
-    cluster = f"the cluster at {Client(verb.connections).server}" if is_nameless else f"cluster {name}"
-    return f"on {cluster}, namespace {namespace}"
-
-
-def target_of(verb: Verb, cluster: str, namespace: str | None) -> Target:
-    """Return a connection to the cluster of the kubeconfig, and the namespace that is meant there."""
-    from lockstep.kube.cluster import Client
-    from lockstep.platforms.clusters.target import Target
-
-    chosen = namespace_of(verb, cluster, namespace)
-    is_stand_in = cluster == verb.unnamed
-    return Target(
-        Client(verb.connections),
-        chosen,
-        cluster,
-        options_to(verb, cluster),
-        is_stand_in,
-        not is_stand_in or is_embedded(verb, cluster),
-        verb.connections.context,
-        verb.place,
-        OwnFiles(),
-    )
-
-
 def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
     """Return a connection to a cluster's own API server, whichever context is the current one, and its file's namespace. Raises
     ConfigError: nothing leads there.
     """
     from lockstep.kube.cluster import Client
     from lockstep.kube.kubeconfig import contexts_with_servers
-    from lockstep.platforms.clusters.target import Target
 
     name, api, files = cluster_file.cluster.name, cluster_file.cluster.api, environment_kubeconfig()
     embedded, own = embedded_kubeconfig() if name == EMBEDDED else None, api or server_of(name)
@@ -281,51 +220,6 @@ def own_target(verb: Verb, cluster_file: ClusterFile, cluster: str) -> Target:
         raise ConfigError(f"no context of {files.paths} leads to its API server {own}: log in there, or name another file by KUBECONFIG")
     client = Client(Connections(contexts[0], ClusterAim(name, api), verb.connections.servers), embedded or files)
     return Target(client, cluster_file.cluster.namespace, cluster, f" --cluster {shlex.quote(cluster)}", files=OwnFiles())
-
-
-def options_to(verb: Verb, cluster: str) -> str:
-    """Return the options of `Target.options` for a cluster, as it was given."""
-    usual, context = next(iter(remembered()), None), verb.connections.context
-    is_usual = verb.unnamed is not None or cluster == (EMBEDDED if usual is None else usual.cluster)
-    words = [*(() if is_usual else ("--cluster", cluster)), *(("--context", context) if context else ())]
-    return "".join(f" {shlex.quote(word)}" for word in words)
-
-
-def is_of_kubernetes(verb: Verb, cluster: str) -> bool:
-    """Return True if a look at the cluster's file shows that it is of Kubernetes, without the time that reading it takes.
-
-    `local` is no hosts' unless an option names it: whichever folder one stands in may have a file of that name.
-    """
-    stated = peek(cluster)
-    is_typed = verb.unnamed is None and (verb.choice is None or verb.choice.is_typed)
-    return (stated is not None and not stated.is_of_hosts) or (cluster == EMBEDDED and not is_typed)
-
-
-def namespace_of(verb: Verb, cluster: str, namespace: str | None) -> str:
-    """Return the namespace that is meant on a cluster. The models are imported only where its file needs explaining."""
-    refuse_workspace(cluster)
-    stated = peek(cluster)
-    if stated is None:
-        file = load(verb, cluster)
-        stated = Peeked(file.cluster.name, file.cluster.namespace, file.cluster.api, file.hosts is not None)
-    aim_at(verb, stated.name, stated.api, is_of_hosts=stated.is_of_hosts, named=cluster)
-    if stated.is_of_hosts:
-        return HOSTS
-    chosen = _namespace(verb, stated.name, stated.namespace, namespace)
-    tell_cluster(verb, stated.name, chosen)
-    return chosen
-
-
-def _namespace(verb: Verb, cluster: str, of_file: str, namespace: str | None) -> str:
-    """Return the namespace as kubectl chooses it: the one asked for, else the context's own. A named cluster's file says it for its
-    cluster.
-    """
-    embedded = is_embedded(verb, cluster)
-    if namespace or embedded or cluster != EMBEDDED:
-        return namespace or of_file
-    from lockstep.kube.kubeconfig import chosen_context
-
-    return chosen_context(environment_kubeconfig().paths, verb.connections.context)[1] or of_file
 
 
 def is_same_host(stated: str, server: str) -> bool:

@@ -6,24 +6,31 @@ Tables are colored in a terminal, and have no escape code where NO_COLOR is set 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.platforms.output import put, put_over, tell
-from lockstep_spec.words import duration
+from lockstep_spec.words import duration, printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+
+    from lockstep.plan.cluster.finding import Finding
+    from lockstep.platforms.jobs.shortresults import ShortRuns
+
+T = TypeVar("T")
 
 
 def is_plain() -> bool:
@@ -43,8 +50,6 @@ def console(**options: Any) -> Console:
     from rich.console import Console
     from rich.text import Text
 
-    from lockstep_spec.words import printable_line
-
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable_line(text), **options)
@@ -57,8 +62,6 @@ def console(**options: Any) -> Console:
 
 def confirm(question: str, refusal: str) -> None:
     """Ask a person. Raises ConfigError with `refusal` where nobody can be asked, and typer's Abort when the answer is no."""
-    from lockstep_spec.words import printable_line
-
     if not sys.stdin.isatty():
         raise ConfigError(refusal)
     typer.confirm(printable_line(question), abort=True)
@@ -80,6 +83,15 @@ def with_advice(error: Failed) -> str:
     lacking = LACKING_EVERYWHERE if AT_CLUSTER_SCOPE in message else LACKING
     advice = LOG_IN if status == 401 else lacking if status == 403 and " cannot " in message else None
     return f"{message}: {advice}" if advice else message
+
+
+def put_findings(findings: Iterable[Finding], width: int | None = None) -> None:
+    """Print a line for each finding, and below it what to do. `width`: of a column of subjects; without it a colon ends each."""
+    for one in findings:
+        subject = f"{one.subject}:" if width is None else f"{one.subject:{width}}"
+        put(f"{one.outcome.value:8} {subject} {one.message}")
+        if one.fix:
+            put(f"{'':{8 if width is None else 9 + width}} → {one.fix}")
 
 
 class Progress:
@@ -104,8 +116,6 @@ class Progress:
         """Show it for the moment on a terminal; elsewhere print a line, unless it is what was said last."""
         if self._status is not None:
             from rich.text import Text
-
-            from lockstep_spec.words import printable_line
 
             self._status.update(Text(printable_line(text)))
         elif text != self._told:
@@ -156,3 +166,9 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
         yield stop
     finally:
         stop()
+
+
+def result_of(runs: ShortRuns, make: Callable[[ShortRuns], Coroutine[Any, Any, T]], what: str = "") -> T:
+    """Return the result of a short run; say that `what` goes on, if the run is silent; on Ctrl-C, say what is left, and exit with 130."""
+    with exiting_on_ctrl_c(f"lockstep: interrupted; {runs.left}"), waiting(what) if what and runs.silent else nullcontext():
+        return asyncio.run(make(runs))

@@ -15,6 +15,7 @@ from selectors import EVENT_READ, DefaultSelector
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import ProgramOutput
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
@@ -55,8 +56,6 @@ def _require_sources(arguments: Sequence[str | Path]) -> None:
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
     """Run it, with its output on ours. Raises typer.Exit when it fails."""
-    from lockstep.cli.shared.terminal import waiting
-
     command = trainer_command(module, arguments)
     with waiting(AT_FIRST[module]) as heard:
         code = _run(command, ProgramOutput().put, heard)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object, has_ended, is_true, typed_command
-from lockstep.platforms.places.orders import ELSEWHERE, LACKS, lack
+from lockstep.plan.pages.logs import LogSelection, request_of
+from lockstep.platforms.output import put, say
+from lockstep.platforms.places.orders import ELSEWHERE, LACKS, Order, PlanWishes, lack
 from lockstep_spec.exits import FAILED
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.api.hosts import Host
     from lockstep.plan.ahead.forecast import Forecast
     from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.pages.logs import LogSelection
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
     from lockstep.plan.render.resolved import Resolved
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
-    from lockstep.platforms.places.orders import Order, PlanWishes
     from lockstep.programs import Place
 
 POLL_SECONDS = 0.5
@@ -338,8 +338,6 @@ class Job(ABC):
     async def _log(
         self, selection: LogSelection, say: Say, read: Callable[[Place, str, Object], AsyncGenerator[str, None]]
     ) -> AsyncGenerator[str, None]:
-        from lockstep.plan.pages.logs import request_of
-
         request = {"uid": self.log_uid, **request_of(selection, time.time())}
         async with self.volume(selection.node, say) as volume, aclosing(read(volume.place, volume.run_folder(self.name), request)) as lines:
             async for line in lines:
@@ -347,8 +345,6 @@ class Job(ABC):
 
     async def show_to_its_end(self, selection: LogSelection) -> int:
         """Print its log until it has ended. Return the exit code: 0 complete, 1 failed."""
-        from lockstep.platforms.output import put, say
-
         async with aclosing(self.follow(selection, say)) as lines:
             async for line in lines:
                 put(line, flush=True)

@@ -173,12 +173,11 @@ class DrillWatch:
         """Seconds from the fault until the last node that stayed had no rank any more; never later than the next attempt began, which waits
         for that.
         """
-        times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at("stopped")) is not None]
-        started = self.first_heard_seconds("started")
-        if not times:
-            return None
-        return max(times) if started is None else min(max(times), started)
+        times, started = self._seconds_of("stopped"), self.first_heard_seconds("started")
+        return min([max(times), *([] if started is None else [started])]) if times else None
 
     def first_heard_seconds(self, key: str) -> float | None:
-        times = [when - self._hit for stream in self._streams.values() if (when := stream.heard_at(key)) is not None]
-        return min(times) if times else None
+        return min(self._seconds_of(key), default=None)
+
+    def _seconds_of(self, key: str) -> list[float]:
+        return [when - self._hit for stream in self._streams.values() if (when := stream.heard_at(key)) is not None]

@@ -45,11 +45,13 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
 
     Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be caused, Failed when the job did not recover.
     """
+    pods = drilled.job.pods
     if fault is Fault.KILL_OPERATOR:
-        return _kill_operator(drilled, _pods_of(drilled))
+        assert pods is not None  # noqa: S101 (the verb refuses it elsewhere)
+        return _kill_operator(drilled, pods)
     if fault is Fault.FILL_DISK:
         return _fill_disk(drilled, fill_bytes)
-    node, pods = drilled.job.rank_node(rank), drilled.job.pods
+    node = drilled.job.rank_node(rank)
     hurts: dict[Fault, Callable[[], Object]] = {
         Fault.KILL_RANK: lambda: drilled.on_node(node, "hit", rank=rank, number=KILL),
         Fault.CORRUPT_CHECKPOINT: lambda: drilled.on_node(node, "corrupt", rank=rank),
@@ -128,11 +130,6 @@ def _frozen(drilled: DrilledJob, node: int, rank: int) -> Iterator[None]:
                 if drilled.on_node(node, "thaw", rank=rank).get("thawed") is True:
                     drilled.say(f"{Fault.FREEZE_RANK}: rank {rank} on node {node} goes on")
             stream.close()
-
-
-def _pods_of(drilled: DrilledJob) -> Target:
-    assert drilled.job.pods is not None  # noqa: S101 (the verb refuses it elsewhere)
-    return drilled.job.pods
 
 
 def _delete_pod(drilled: DrilledJob, pods: Target, node: int) -> Object:

@@ -45,7 +45,7 @@ def test_eight_objects_at_once_are_compared(clock: VirtualClock, monkeypatch: py
         return []
 
     monkeypatch.setattr(Cluster, "connect", connect)
-    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
+    monkeypatch.setattr("lockstep.cli.clusters.difference.would_change", would_change)
     objects = [{"kind": "Service", "metadata": {"name": f"s{number}"}} for number in range(20)]
     assert clock.run(difference._diff_deployment(objects, Connections())) == (False, 0)
     assert place.most == 8

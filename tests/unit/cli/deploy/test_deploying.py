@@ -20,7 +20,6 @@ from lockstep.cli.clusters.deploy import _rails_are_there, _refuse_platform, _st
 from lockstep.cli.clusters.deploymentplan import Mode, planned
 from lockstep.cli.clusters.difference import diff_deployment, print_next_starts, refuse_losses
 from lockstep.cli.clusters.helm import without_release
-from lockstep.cli.main import main
 from lockstep.cli.shared import folders as remembered
 from lockstep.cli.shared.clusterfiles import load_cluster
 from lockstep.cli.shared.jobargs import TargetOptions
@@ -284,7 +283,7 @@ def test_a_deployment_that_would_change_nothing_says_so(
             raise answer
         return answer
 
-    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
+    monkeypatch.setattr("lockstep.cli.clusters.difference.would_change", would_change)
     objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "team"}} for name in "ab"]
     try:
         diff_deployment(objects, Connections())
@@ -442,7 +441,7 @@ def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: An
     asyncio.run(write_record(api, record))
     before = dict(api.objects)
     api.cluster_wide = False
-    monkeypatch.setattr("lockstep.platforms.clusters.record.read_record", _returns(record))
+    monkeypatch.setattr("lockstep.cli.clusters.clean.read_record", _returns(record))
     with pytest.raises(Failed, match=r"you may not .* an administrator of the cluster does this"):
         verb(TargetOptions(), "local", yes=True)
     assert api.objects == before
@@ -464,8 +463,8 @@ def test_a_rollback_names_what_stays_with_its_command_and_nothing_that_never_was
     put(api, role)
     objects = planned(Verb(), "local", Mode.TCP).objects
     record = Record(deployment_of([*objects, scc, role], "now"), deployment_of(objects, "before"))
-    monkeypatch.setattr("lockstep.platforms.clusters.record.read_record", _returns(record))
-    monkeypatch.setattr("lockstep.platforms.clusters.install.until_ready", _nothing)
+    monkeypatch.setattr("lockstep.cli.clusters.clean.read_record", _returns(record))
+    monkeypatch.setattr("lockstep.cli.clusters.clean.until_ready", _nothing)
     clean.rollback(TargetOptions(), "local", yes=True)
     printed = capsys.readouterr().out
     assert (
@@ -716,34 +715,6 @@ def test_clean_says_what_it_may_not_delete_and_removes_nothing_without_the_right
     assert set(api.objects) == {"ServiceAccount lockstep/ml-dev-sa"}
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "deploy",
-        "deploy --diff",
-        *(f"cluster {verb}" for verb in ("status", "clean", "uninstall", "rollback")),
-        "shell",
-        "jupyter",
-        "vscode",
-    ],
-)
-def test_a_cluster_that_does_not_answer_is_told_in_one_line(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster = {"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}
-    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
-    known = {"clusters": [cluster], "contexts": [context], "current-context": "x", "users": [{"name": "x", "user": {"token": "t"}}]}
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(known))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    arguments = [] if verb in ("shell", "jupyter", "vscode") else ["local"]
-    monkeypatch.setattr("sys.argv", ["lockstep", *verb.split(), *arguments])
-    assert main() == 1
-    *place, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("lockstep: the ") and "127.0.0.1" in line
-    changes = verb not in ("cluster status", "shell", "jupyter", "vscode")
-    assert place == ([f"lockstep: {verb.removesuffix(' --diff')} on cluster local, namespace lockstep"] if changes else [])
-
-
 NOT_ROOT = "container has runAsNonRoot and image will run as root"
 STUCK_STATES = {
     "a configuration error": ({"waiting": {"reason": "CreateContainerConfigError", "message": NOT_ROOT}}, 0, NOT_ROOT),
@@ -946,7 +917,7 @@ LOST = "TrainingJob ml/x would lose spec.clusterProfileName, status.profile"
 def test_a_deployment_whose_crds_would_drop_stored_fields_is_refused_and_forced(
     api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.platforms.clusters.send.send_permitted", lambda *_: pytest.fail("it was sent"))
+    monkeypatch.setattr("lockstep.cli.clusters.deploy.send_permitted", lambda *_: pytest.fail("it was sent"))
     api.objects[called(OLD_JOB)] = OLD_JOB
     plan = planned(Verb(), "local", Mode.TCP)
     with pytest.raises(Failed, match=f"nothing was sent:\n  {LOST}\nDeploy a version that has these fields"):
@@ -977,7 +948,7 @@ def test_a_diff_groups_jobs_whose_next_starts_differ_alike_and_leaves_out_those_
     async def would_change(cluster: Any, item: Any) -> Any:
         return None
 
-    monkeypatch.setattr("lockstep.platforms.clusters.send.would_change", would_change)
+    monkeypatch.setattr("lockstep.cli.clusters.difference.would_change", would_change)
     accepted, ended = ([{"type": kind, "status": "True"}] for kind in ("Accepted", "Complete"))
     spec = {"nodes": 0, "script": {"path": "a.py"}}
     put(api, *(job_of(name, "local", conditions=accepted) | {"apiVersion": API_VERSION, "spec": spec} for name in "ab"))

@@ -33,14 +33,14 @@ from support.in_process import lockstep
     ],
 )
 def test_the_job_runs_as_processes_where_the_embedded_cluster_can_t(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, user: int, reason: str | None
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, system: str, user: int, reason: str | None
 ) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(quickstart, "_this_machine", lambda verb: 11)
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
     monkeypatch.setattr(quickstart, "_cluster", lambda where, embedded: 22)
-    monkeypatch.setattr(quickstart, "train_and_show", lambda stage: stage)
+    monkeypatch.setattr(quickstart, "train_and_show", lambda stage: 22 if stage == 22 else 11)
     with pytest.raises(quickstart.typer.Exit) as ended:
         quickstart.quickstart(TargetOptions())
     assert ended.value.exit_code == (22 if reason is None else 11)

@@ -22,7 +22,6 @@ from lockstep.cli.shared.clusterfiles import Peeked, load_cluster, peek
 from lockstep.cli.shared.inputs import read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.target import namespace_of
 from lockstep.plan.hosts.status import seen_jobs
 from lockstep.plan.translate.hosts import RDMA_OFF
 from lockstep.platforms.hosts.backend import HostsBackend, HostsJob
@@ -30,6 +29,7 @@ from lockstep.platforms.hosts.sync import send_project
 from lockstep.platforms.places.backends import HOSTS
 from lockstep.platforms.places.orders import LACKS, HostOptions, Order
 from support.api_stub import ApiStub, served
+from unit.cli.test_every_verb import VERBS
 from unit.plan.hosts.test_status import ACTIVE, LEADING, host
 
 WORKING = frozenset({
@@ -48,15 +48,6 @@ WITHOUT_CLUSTER = frozenset({
 
 LAB = "cluster: {name: lab, platform: hosts, description: Two machines}\nhosts: [{name: lab0, address: 10.0.0.1, gpus: 2}, {name: lab1}]\n"
 JOB = "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {cluster: lab, script: {path: a.py}}\n"
-
-
-def _leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    if hasattr(command, "commands"):
-        return [leaf for name, inner in command.commands.items() for leaf in _leaves(inner, (*path, name))]
-    return [(" ".join(path), command)]
-
-
-VERBS = dict(_leaves(typer.main.get_command(entry.app)))
 
 
 @pytest.fixture
@@ -274,7 +265,7 @@ def test_a_job_that_is_looked_at_again_has_the_limit_of_its_verb(lab: Path, monk
 
 def test_a_verb_about_hosts_reaches_no_kubernetes_and_another_one_does(lab: Path) -> None:
     verb = Verb()
-    assert namespace_of(verb, str(lab), None) == "hosts"
+    assert TargetOptions(str(lab), verb=verb).chosen_namespace() == "hosts"
     with pytest.raises(ConfigError, match="lab is a cluster of hosts"):
         verb.connections.kubeconfig()
     with pytest.raises(ConfigError, match="lab is a cluster of hosts"):

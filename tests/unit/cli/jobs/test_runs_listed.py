@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from golden.plan_cases import job, profile
-from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.target import target_of
+from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.objects import Run, objects, prepare
@@ -41,7 +40,7 @@ def test_runs_are_listed_where_training_jobs_may_not_be_and_what_is_around_all_o
     stub = ApiStub({path: {"metadata": {}, "items": items} for path, items in lists.items()}, forbidden={"trainingjobs"})
     with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        backend = KubernetesBackend(target_of(Verb(), "local", "team"))
+        backend = KubernetesBackend(TargetOptions("local", "team").target())
         listed = backend.jobs()
         assert [(found.name, found.status["conditions"] != []) for found in listed] == [("x", True), ("y", True)]
         paths = [path for _, path, _ in stub.asked]

@@ -19,8 +19,6 @@ from lockstep.cli.shared import folders
 from lockstep.cli.shared.clusterfiles import cluster_names, peek
 from lockstep.cli.shared.jobargs import ListForm, TargetOptions, known_names
 from lockstep.cli.shared.places import Verb
-from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
-from lockstep.kube.aim import Connections
 from lockstep.kube.cluster import ApiError
 from lockstep.platforms.kubernetes.backend import KubernetesBackend, no_such_job
 from lockstep.platforms.local.backend import LocalBackend
@@ -31,9 +29,9 @@ from support.in_process import lockstep
 CLUSTERS = ROOT / "clusters"
 
 
-def in_context(context: str | None) -> Verb:
-    """A verb that was typed with --context, about a kubeconfig that may be another cluster's."""
-    return Verb(connections=Connections(context), forced=True)
+def in_context(context: str | None, cluster: str | None = None, namespace: str | None = None) -> TargetOptions:
+    """What was typed with --context, about a kubeconfig that may be another cluster's."""
+    return TargetOptions(cluster, namespace, context, Verb(forced=True))
 
 
 @pytest.fixture
@@ -64,14 +62,14 @@ def test_the_namespace_is_the_one_asked_for_else_the_named_cluster_s_else_the_co
     cluster: str, asked: str | None, context: str | None, meant: str | tuple[str, str]
 ) -> None:
     expected = meant if isinstance(meant, str) else meant[1]
-    assert namespace_of(in_context(context), cluster, asked) == expected
-    assert target_of(in_context(context), cluster, asked).namespace == expected
+    assert in_context(context, cluster, asked).chosen_namespace() == expected
+    assert in_context(context, cluster, asked).target().namespace == expected
 
 
 @pytest.mark.usefixtures("contexts")
 def test_a_context_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match="has no context nowhere; there are bare, work"):
-        target_of(in_context("nowhere"), "local", None)
+        in_context("nowhere", "local").target()
 
 
 @pytest.mark.parametrize("text", ["- a\n", "cluster: {name: other, namespace: x}\n", "cluster: {name: mine}\n", "a: [\n"])
@@ -100,17 +98,17 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_no_cluster_is_named_the_one_in_use_is_meant_and_one_that_is_gone_is_named(nothing_said: Path) -> None:
-    assert unnamed_cluster(Verb()) == "local"
+    assert TargetOptions().named == "local"
     folders.remember("barcelona")
-    assert unnamed_cluster(Verb()) == "barcelona"
-    assert unnamed_cluster(in_context("another-context")) == "local"
+    assert TargetOptions().named == "barcelona"
+    assert in_context("another-context").named == "local"
     of_hosts = nothing_said / "hosts.yaml"
     for gone in ("of-a-file-elsewhere", str(of_hosts)):
         folders.remember(gone)
         with pytest.raises(ConfigError, match=f"^there is no {gone}, which lockstep use names: "):
-            unnamed_cluster(Verb())
+            str(TargetOptions().named)
     of_hosts.write_text("")
-    assert unnamed_cluster(Verb()) == str(of_hosts), "quickstart --hosts"
+    assert TargetOptions().named == str(of_hosts), "quickstart --hosts"
 
 
 def test_a_run_of_quickstart_is_found_where_no_workspace_is_named(nothing_said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +209,7 @@ def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_clust
     found = SimpleNamespace(client=Asked(trainingjobs=["demo", "dev", "x"]), namespace="ns")
     typed: Any = SimpleNamespace(meta={})
     Verb.of(typed).places["namespace"] = "ns"
-    monkeypatch.setattr("lockstep.cli.shared.target.target_of", lambda verb, cluster, namespace: found)
+    monkeypatch.setattr(TargetOptions, "target", lambda _: found)
     assert known_names(typed, "de") == ["demo", "dev"]
     monkeypatch.undo()
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
@@ -226,7 +224,7 @@ def test_a_run_without_an_operator_is_found_where_nobody_may_read_training_jobs(
     stub = ApiStub({maps: {"metadata": {}, "items": [run]}, f"{maps}/x-run-0123": run}, forbidden={"trainingjobs"})
     with served(stub, tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        site = KubernetesBackend(target_of(Verb(), "local", "team"))
+        site = KubernetesBackend(TargetOptions("local", "team").target())
         assert site.job("x").uid == "u1"
         stub.objects.clear()
         with pytest.raises(ApiError, match="cannot get resource"):

@@ -340,7 +340,7 @@ def test_the_documentation_s_image_needs_its_site_first(bench: Bench, tmp_path: 
 
 def test_of_a_tool_that_fails_the_last_sixty_lines_are_looked_at_for_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr("lockstep.plan.ship.imagebuild.tool_failure", lambda command, code, last: seen.extend(last) or "it failed")
+    monkeypatch.setattr("lockstep.cli.clusters.build.tool_failure", lambda command, code, last: seen.extend(last) or "it failed")
     with pytest.raises(Failed, match="it failed"):
         build.run_tool([sys.executable, "-c", "import sys; [print(n, file=sys.stderr) for n in range(100)]; sys.exit(1)"], Path("/"))
     assert seen == [f"{number}\n" for number in range(40, 100)]

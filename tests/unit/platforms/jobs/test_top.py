@@ -455,7 +455,7 @@ def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
     def refuse(*_: Any, **__: Any) -> None:
         raise refusal
 
-    monkeypatch.setattr("lockstep.cli.shared.target.target_of", refuse)
+    monkeypatch.setattr("lockstep.cli.shared.jobargs.TargetOptions.target", refuse)
     monkeypatch.setattr("sys.argv", ["lockstep", *verb])
     assert main() == 1
     told = capsys.readouterr().err
