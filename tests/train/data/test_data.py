@@ -143,6 +143,28 @@ def test_data_is_prepared_by_one_rank_a_volume_and_its_problems_reach_every_rank
     assert sorted(path.name for path in folder.glob("*.[0-3]")) == ["apart.0", "apart.2", "broken.2", "differing.2", "shared.0"]
 
 
+def test_a_commit_of_other_data_is_refused_by_naming_the_setting(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    ranks.run("main", [run_file("mine", optimization={"maxSteps": 2, "microBatchSize": 14}, evaluation=None)])
+    commit = str(tmp_path / "mine" / "checkpoints" / "step-2.a1")
+    ended = ranks.run(
+        "main",
+        [run_file("other", data={"maxLength": 32, "overlong": "Split"}, checkpoint={"resumeFrom": commit}, evaluation=None)],
+        codes=78,
+    )
+    assert "the dataset is " in ended.output
+    assert "data.maxLength is 64, not 32" in ended.output
+    assert "data.overlong is the default, not Split" in ended.output
+
+
+def test_a_damaged_token_cache_is_made_again_and_the_run_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    short: dict[str, Any] = {"evaluation": None, "optimization": {"maxSteps": 2, "microBatchSize": 14}}
+    ranks.run("main", [run_file("again", **short)])
+    path = run_file("again", **short | {"optimization": short["optimization"] | {"maxSteps": 3}})
+    ended = ranks.run("corrupt_cache_while_resuming", [path], arguments={"cache": str(tmp_path / "again" / "cache")})
+    assert "Rebuilding the token cache of " in ended.output
+    assert "(step 2)" in ended.output
+
+
 def test_the_preview_marks_what_is_learned_and_loads_no_model(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "two and two is", "completion": " four"}\n{"text": "x"}\n')
     path = run_file("preview", data={"path": str(tmp_path / "x.jsonl")})

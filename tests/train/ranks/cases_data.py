@@ -564,3 +564,13 @@ def no_model_in_preview(run: str) -> int:
     code = trainer.main(["--run", run, "--preview", "1"])
     sys.stdout.flush()
     return code
+
+
+def corrupt_cache_while_resuming(cache: str) -> int:
+    """Flip a byte of the tokens, then train."""
+    victim = next(Path(cache).glob("tokens/*/ids"))
+    whole = bytearray(victim.read_bytes())
+    whole[8] ^= 1
+    victim.write_bytes(whole)
+    assert json.loads((victim.parent / "index.json").read_text())["arrays"]["ids"]["length"] == len(whole) // 4
+    return trainer.main([])
