@@ -30,7 +30,6 @@ from lockstep.kube.cluster import Cluster
 from lockstep.plan.ship.imagebuild import PROXIES, SITE, Build, Image, Tool, choose_tool, commands, tool_failure
 from lockstep.plan.ship.openshift import BuildOutcome, next_step, objects
 from lockstep.platforms.clusters.imagebuild import context, folder_of, lay_out
-from lockstep.platforms.clusters.imagebuild import context as context_of
 from lockstep.platforms.output import put, put_text, tell
 from lockstep_spec.files import expanded
 
@@ -157,7 +156,7 @@ def _by_openshift(recipe: Build, namespace: str, connections: Connections, dry_r
     from lockstep.platforms.clusters.imagebuild import build, packed
 
     build_objects = objects(recipe)
-    files = packed(context_of(recipe.image))
+    files = packed(context(recipe.image))
     if dry_run:
         put_text(dump_all_yaml(build_objects))
         put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{recipe.name}/instantiatebinary in namespace {namespace}")

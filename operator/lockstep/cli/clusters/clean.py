@@ -24,7 +24,6 @@ from lockstep.platforms.clusters.install import objects_for_jobs, until_ready, w
 from lockstep.platforms.clusters.listings import forbidden, is_there, read_object
 from lockstep.platforms.clusters.record import NAME as RECORD
 from lockstep.platforms.clusters.record import read_record, write_record
-from lockstep.platforms.clusters.remove import may_not_delete
 from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
 from lockstep.platforms.output import put
 from lockstep_spec.words import listed
@@ -254,7 +253,7 @@ def _place_of(job: dict[str, Any]) -> str:
 
 async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:
     """All or nothing: half of an operator is worse than either."""
-    forbidden = await may_not_delete(connection, objects)
+    forbidden = await remove.may_not_delete(connection, objects)
     if forbidden:
         names = listed([called(item) for item in forbidden])
         raise Failed(f"you may not delete {names}, and nothing was removed: an administrator of the cluster does this")

@@ -13,7 +13,6 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE as VOLUME
 from lockstep.api.objects import Typed, condition, current_status, go_on_words, has_ended, is_run, is_true, typed_command, typed_file
-from lockstep.api.objects import condition as condition_of
 from lockstep.cli.shared.inputs import OptionalFileOption, only, option_words, read_all, read_inputs
 from lockstep.cli.shared.jobargs import (
     JobArgument,
@@ -103,16 +102,16 @@ def _until_stopped(job: Job, end: float) -> None:
     message, status, outage = "", job.status, Outage(say)
     while True:
         status = outage.ask(job.look_again, status)
-        condition = condition_of(status, "Suspended")
-        if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
-            message = condition["message"]
+        suspended = condition(status, "Suspended")
+        if suspended.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and suspended.get("message", message) != message:
+            message = suspended["message"]
             put(f"{job.name}: {message}", flush=True)
-        if condition.get("status") == "True":
+        if suspended.get("status") == "True":
             return
         if is_true(status, "Failed"):
-            raise Failed(f"job {job.name} has failed meanwhile: {condition_of(status, 'Failed')['message']}")
+            raise Failed(f"job {job.name} has failed meanwhile: {condition(status, 'Failed')['message']}")
         if is_true(status, "Complete"):
-            put(f"{job.name}: complete meanwhile, so it doesn't go on: {condition_of(status, 'Complete')['message']}")
+            put(f"{job.name}: complete meanwhile, so it doesn't go on: {condition(status, 'Complete')['message']}")
             return
         if time.monotonic() > end:
             raise Failed(
