@@ -237,10 +237,9 @@ def _proves(answer: bytes) -> bool:
     return any(line.keys() & {"proof", "message", "token"} for line in lines) or answer[8:12] in (b" 200", b" 101", b" 302")
 
 
-def test_a_stranger_s_report_is_refused_before_it_is_read() -> None:
-    async def use(connection: Any, server: Any) -> None:
+async def test_a_stranger_s_report_is_refused_before_it_is_read() -> None:
+    async with served() as scene:
         for headers in ({}, {"Authorization": "Bearer "}, {"X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": "0" * 64}):
-            async with connection.post(PATH, data=b"{}", headers=headers) as reply:
+            async with scene.connection.post(PATH, data=b"{}", headers=headers) as reply:
                 assert reply.status in (401, 403, 404) and "job-uid" not in await reply.text()
-
-    assert served(use) == []
+        assert scene.heard == []

@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 from lockstep.api.names import ANNOTATION_TYPED, FRESH
 
 Object = dict[str, Any]
+DEFINITION = "CustomResourceDefinition"
+CLAIM = "PersistentVolumeClaim"
 DEPTH_MAX = 64
 """Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
 TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
 """Stands where an object was cut off."""
+
+
+def plural(kind: str) -> str:
+    """Name of several objects of a kind."""
+    return f"{kind[:-1]}ies" if kind.endswith("y") else kind if kind.endswith("s") else f"{kind}s"
 
 
 def condition(status: Object, kind: str) -> Object:

@@ -14,9 +14,9 @@ from lockstep_gang.contract.preflight import DeviceResult, Expected, Looked, Met
 from lockstep_gang.contract.run import HostPlace
 from lockstep_gang.coordinator.network import trouble_of
 from lockstep_gang.lifecycle.causes import _REMEDIES
-from lockstep_gang.lifecycle.preflight.all_reduce import why_not_measured
 from lockstep_gang.lifecycle.preflight.checks import judge_all, silent
-from lockstep_gang.lifecycle.preflight.self_test import judge_self_test, without_torch
+from lockstep_gang.lifecycle.preflight.nodes import without_torch
+from lockstep_gang.lifecycle.preflight.self_test import judge_self_test
 from lockstep_spec.choices import StorageMode
 from unit.gang.cases import make_run
 from unit.gang.story import started
@@ -64,10 +64,8 @@ def test_a_preflight_on_hosts_advises_for_hosts(looked: dict[str, Any], met: Met
 def test_torch_is_missing_from_an_environment_and_a_host_that_hangs_is_restarted() -> None:
     run = make_run(**HOST)
     looked = [(0, replace(GOOD, versions={}), 1000.0, 1000.1)]
-    assert [finding.fix for finding in (*why_not_measured(run, looked), *without_torch(run, looked))] == [
-        "install torch in the environment, or set spec.preflight to Basic",
-        "install torch in the environment, or set spec.preflight to Basic",
-    ]
+    (finding,) = without_torch(run, looked, "self-test", "the self-test")
+    assert finding.fix == "install torch in the environment, or set spec.preflight to Basic"
     assert silent(run, [0], 5, {})[0].fix == ON_HOSTS.hung
     (finding,) = judge_self_test(run, {0: SelfTestResult(devices=(DeviceResult(0, error="RuntimeError: no"),))})
     assert finding.fix == "look at the job's environment there: ranks would meet the same"

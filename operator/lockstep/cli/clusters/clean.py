@@ -8,6 +8,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
+from lockstep.api.objects import CLAIM
 from lockstep.cli.clusters.deploy import ClusterArgument, as_deployed
 from lockstep.cli.clusters.deploymentplan import DeploymentPlan, Mode, planned
 from lockstep.cli.clusters.helm import operator_release
@@ -17,7 +18,7 @@ from lockstep.cli.shared.target import refuse_other_cluster
 from lockstep.cli.shared.terminal import Progress, confirm
 from lockstep.kube.cluster import Client, Cluster
 from lockstep.plan.cluster.scope import ADMISSION, Scope, scope_of
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, called, delete_command, is_default, jobs_using, objects_of_cluster, removable_claims
+from lockstep.plan.ship.deploy import CLUSTER, called, delete_command, is_default, jobs_using, objects_of_cluster, removable_claims
 from lockstep.platforms.clusters import remove
 from lockstep.platforms.clusters.devenv import dev_environment
 from lockstep.platforms.clusters.install import objects_for_jobs, until_ready, without_unknown_kinds

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.objects import Object, is_true
+from lockstep.api.objects import DEFINITION, Object, is_true
 from lockstep.plan.checks.needs import claim_findings, cluster_claims, object_findings, service_account
 from lockstep.plan.checks.site import check_nodes, check_rails, check_storage, usable_nodes
 from lockstep.plan.cluster.facts import DNS_SERVICES, NOT_YOURS, ClusterFacts, Sight
@@ -17,7 +17,7 @@ from lockstep.plan.cluster.scope import image_of, unserved
 from lockstep.plan.discovery.nodes import host
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import describe_default_image
-from lockstep.plan.ship.deploy import DEFINITION, State, state_of
+from lockstep.plan.ship.deploy import State, state_of
 from lockstep.plan.waiting.nodes import allocatable
 from lockstep_spec.choices import StorageMode
 from lockstep_spec.words import number_of

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
-from lockstep.api.objects import Object
+from lockstep.api.objects import CLAIM, DEFINITION, Object, plural
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.cluster.facts import ClusterFacts
-from lockstep.plan.ship.deploy import CLAIM, DEFINITION, plural
 
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"

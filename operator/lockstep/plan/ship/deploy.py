@@ -13,14 +13,12 @@ from typing import Any
 from lockstep.api.cluster import Platform
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, LABEL_JOB, LABEL_MANAGED_BY
-from lockstep.api.objects import Object, has_ended
+from lockstep.api.objects import CLAIM, DEFINITION, Object, has_ended, plural
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.ship.openshift import puller
 from lockstep_spec.words import listed
 
-DEFINITION = "CustomResourceDefinition"
-CLAIM = "PersistentVolumeClaim"
 CLUSTER = "TrainingCluster"
 RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
 """Kinds of what is called RDMA_SCC, and sent for clusters on OpenShift only."""
@@ -86,11 +84,6 @@ def counted(objects: Iterable[Object]) -> str:
     """Number of objects of each kind, for example `2 CustomResourceDefinitions, 1 Deployment`."""
     counts = Counter(item["kind"] for item in objects)
     return ", ".join(f"{number} {plural(kind) if number > 1 else kind}" for kind, number in counts.items())
-
-
-def plural(kind: str) -> str:
-    """Name of several objects of a kind."""
-    return f"{kind[:-1]}ies" if kind.endswith("y") else kind if kind.endswith("s") else f"{kind}s"
 
 
 def difference(after: Object, before: Object | None) -> list[Change]:

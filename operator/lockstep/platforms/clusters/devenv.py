@@ -8,13 +8,13 @@ from typing import Any
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import Fabric
 from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB, OPERATOR_NAME
-from lockstep.api.objects import Object, condition, is_running, is_true
+from lockstep.api.objects import CLAIM, DEFINITION, Object, condition, is_running, is_true
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.plan.layers import Notice
 from lockstep.plan.reasons import Reason
 from lockstep.plan.render.fabric import Transport, choose_transport
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, DEFINITION, State, called
+from lockstep.plan.ship.deploy import CLUSTER, State, called
 from lockstep.plan.waiting.containers import missing_object
 from lockstep.platforms.clusters.install import InstallError, Say, polled
 from lockstep.platforms.clusters.listings import read_object

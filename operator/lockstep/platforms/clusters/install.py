@@ -17,7 +17,7 @@ from lockstep.api.names import (
     LABEL_NAME,
     OPERATOR_NAMESPACE,
 )
-from lockstep.api.objects import Object, condition, uid_of
+from lockstep.api.objects import CLAIM, Object, condition, uid_of
 from lockstep.api.sccs import RDMA_SCC
 from lockstep.kube.cluster import CONFLICT, Cluster, tolerated
 from lockstep.kube.kinds import KINDS
@@ -27,7 +27,7 @@ from lockstep.plan.render.fabric import Transport
 from lockstep.plan.render.objects import claim_object
 from lockstep.plan.render.security import USER_ID, locks_memory_as_root
 from lockstep.plan.render.storage import cluster_claim
-from lockstep.plan.ship.deploy import CLAIM, CLUSTER, is_default
+from lockstep.plan.ship.deploy import CLUSTER, is_default
 from lockstep.plan.ship.openshift import operator_reference, puller
 from lockstep.plan.waiting.containers import OF_THE_OPERATOR, start_phase
 from lockstep.plan.waiting.notcreated import explained

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMESPACE
-from lockstep.api.objects import Object
+from lockstep.api.objects import DEFINITION, Object
 from lockstep.kube.cluster import Cluster
-from lockstep.plan.ship.deploy import CLUSTER, DEFINITION, ONLY_CREATED
+from lockstep.plan.ship.deploy import CLUSTER, ONLY_CREATED
 from lockstep.platforms.clusters.install import FIELD_MANAGER
 
 NAME = "lockstep-deployed"

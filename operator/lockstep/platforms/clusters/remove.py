@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lockstep.api.names import APP, DEV_ENVIRONMENT, KEY_SECRET, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE, TLS_SECRET
-from lockstep.api.objects import Object
+from lockstep.api.objects import CLAIM, Object
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.plan.cluster.facts import Sight
 from lockstep.plan.cluster.scope import EVERYWHERE, Scope
-from lockstep.plan.ship.deploy import CLAIM, called
+from lockstep.plan.ship.deploy import called
 from lockstep.platforms.clusters.install import InstallError, Say, polled
 from lockstep.platforms.clusters.listings import forbidden, sight_of_jobs
 from lockstep.platforms.clusters.record import NAME as RECORD

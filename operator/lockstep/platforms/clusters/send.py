@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from lockstep.api.names import APP, GROUP, LABEL_JOB, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.objects import Object, has_ended, is_true
+from lockstep.api.objects import CLAIM, DEFINITION, Object, has_ended, is_true
 from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, tolerated
 from lockstep.kube.kinds import KINDS
 from lockstep.plan.ahead.live import next_start
@@ -26,19 +26,7 @@ from lockstep.plan.cluster.scope import (
 )
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.layers import Notice
-from lockstep.plan.ship.deploy import (
-    CLAIM,
-    CLUSTER,
-    DEFINITION,
-    ONLY_CREATED,
-    Left,
-    State,
-    called,
-    difference,
-    loss_lines,
-    state_of,
-    unsent,
-)
+from lockstep.plan.ship.deploy import CLUSTER, ONLY_CREATED, Left, State, called, difference, loss_lines, state_of, unsent
 from lockstep.platforms.clusters.install import FIELD_MANAGER, send_one, until_established
 from lockstep.platforms.clusters.listings import forbidden, is_there, list_kind, read_object, sight_of_jobs
 

@@ -108,5 +108,5 @@ def test_a_pod_that_may_not_pull_from_another_namespace_is_told_with_the_command
     }
     status: dict[str, Any] = {"initContainerStatuses": [{"name": "agent", "image": "x", "state": {"waiting": waiting}}]}
     pod = {"metadata": {"name": "x-0", "uid": "u"}, "spec": {"nodeName": "n"}, "status": status}
-    notice = why_not_started(Observed(job={}, pods=(pod,)))
+    notice = why_not_started(Observed(job={"metadata": {"name": "x", "namespace": "team"}}, pods=(pod,)))
     assert notice is not None and f"{GRANT}JOBS_NAMESPACE -n IMAGE_NAMESPACE" in notice.message
