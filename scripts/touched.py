@@ -96,14 +96,16 @@ class Tree:
 
     def _add_verbs(self) -> None:
         """Join a test of the command line with the verbs that it names, if few tests do, and with what one verb alone reaches."""
-        table = re.search(r"^MODULES = (\{.*?^\})", self.text.get("operator/lockstep/cli/verbs.py", ""), re.MULTILINE | re.DOTALL)
-        places = {verb: f"lockstep.cli.{place.rpartition('.')[0]}" for verb, place in (ast.literal_eval(table[1]) if table else {}).items()}
-        self.verbs = {verb: self.modules[module] for verb, module in places.items() if module in self.modules}
+        table = re.search(r"^MODULES\b.*? = (\{.*?^\})", self.text.get("operator/lockstep/cli/verbs.py", ""), re.MULTILINE | re.DOTALL)
+        rows = (ast.literal_eval(table[1]) if table else {}).items()
+        places = [(verb, place) for verb, row in rows for place in ([row] if isinstance(row, str) else row[1].values())]
+        modules = [(verb, f"lockstep.cli.{place.rpartition('.')[0]}") for verb, place in places]
+        self.verbs = {(verb, self.modules[module]) for verb, module in modules if module in self.modules}
         own = {file: {other for other in used if other.startswith("operator/")} for file, used in self.uses.items()}
-        reached = {module: leads_to(own, {module}) for module in set(self.verbs.values())}
+        reached = {module: leads_to(own, {module}) for _, module in self.verbs}
         often = Counter(file for files in reached.values() for file in files)
         typing = self.users({"operator/lockstep/cli/main.py"}) & set(self.tests("tests/"))
-        for verb, module in self.verbs.items():
+        for verb, module in self.verbs:
             naming = {file for file in typing if verb in self.words[file]}
             unit = {file for file in naming if file.startswith(UNIT)}
             for file in naming if len(naming - unit) <= FEW else unit:

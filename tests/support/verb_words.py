@@ -56,7 +56,9 @@ NO_ADAPTER = (
 NO_RANK = "lockstep: there is no rank 9: the job has 2 ranks, 0 to 1\n"
 NO_SCRIPT = r"spec\.script\.path: there is no file \S*nothing\.py on node 0( \(\S+\))? +put it there, or correct the path"
 SCRIPT_AGAIN = r"start the script again \(it goes on if it looks for its own checkpoints; transformers: resume_from_checkpoint\)"
-SCALED = r"(lockstep: . of 2 pods run\n)?(Complete|Failed): scaled to zero; kubectl delete configmap \w+-run-\w+ -n \S+ removes all but.*\n"
+SCALED = (
+    r"(lockstep: . of 2 pods run.*\n)?(Complete|Failed): scaled to zero; kubectl delete configmap \w+-run-\w+ -n \S+ removes all but.*\n"
+)
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
 
 

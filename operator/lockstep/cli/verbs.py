@@ -57,7 +57,7 @@ MODULES: Mapping[str, str | tuple[str, Mapping[str, str]]] = {
     "help": "topics.help_of",
     "init": (
         "Write a cluster, hosts, job or script file to start from.",
-        {name: f"clusters.init.{name}" for name in ("cluster", "hosts", "job", "script")},
+        {"cluster": "clusters.init.cluster", "hosts": "clusters.init.hosts", "job": "clusters.init.job", "script": "clusters.init.script"},
     ),
     "bench": ("Measure a job's training.", {"scaling": "jobs.bench.scaling"}),
     "adapter": (

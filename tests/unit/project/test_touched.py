@@ -16,7 +16,9 @@ from touched import FEW, Tree
 Chosen = Callable[..., set[str]]
 FILES = {
     "operator/lockstep/cli/main.py": "from lockstep.kube import client\n",
-    "operator/lockstep/cli/verbs.py": 'MODULES = {\n    "why": "jobs.why.why",\n    "stop": "jobs.stop.stop",\n}\n',
+    "operator/lockstep/cli/verbs.py": (
+        'MODULES: Mapping[str, str] = {\n    "why": "jobs.why.why",\n    "stop": ("Stop.", {"now": "jobs.stop.stop"}),\n}\n'
+    ),
     "operator/lockstep/cli/jobs/why.py": "from lockstep.plan import pages\n",
     "operator/lockstep/cli/jobs/stop.py": "from lockstep import halt\n",
     "operator/lockstep/halt.py": "",
@@ -113,7 +115,7 @@ def whole() -> Tree:
 def test_every_folder_of_the_product_has_a_room_and_every_room_has_tests() -> None:
     folders = {file for file in whole().text if file.startswith(("operator/", "workspace/"))}
     assert all("all" not in whole()._room(file) for file in folders)
-    assert whole().verbs.keys() > {"run", "why", "hosts"}
+    assert {verb for verb, _ in whole().verbs} > {"run", "why", "hosts"}
     for tests in whole().rooms.values():
         for test in tests if isinstance(tests, list) else []:
             assert (ROOT / "tests" / test).is_dir() or (ROOT / "tests" / f"{test}.py").exists(), test
