@@ -42,7 +42,7 @@ PROSE = {
     "kubectl": A_PROGRAM, "oc": A_PROGRAM, "kubectl yourself": A_PROGRAM, "kubectl nor oc is installed": A_PROGRAM,
         "oc is installed": A_PROGRAM, "kubectl does": A_PROGRAM,
     "kubectl lockstep VERB": A_PLUGIN, "oc lockstep VERB": A_PLUGIN,
-    "kubectl edit": "a step's beginning, which is compared", "kubectl create secret docker-registry none-such": "the same",
+    "kubectl create secret docker-registry none-such": "a step's beginning, which is compared",
 }  # fmt: skip
 """Texts that are no commands to type, and why."""
 ALONE_WORD = re.compile(r"(?:^|[\s(`])(?:kubectl|oc)\s*$")

@@ -130,7 +130,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
             "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
     ),
     Reason.CONTAINER_FAILED: (  # (its message has lines of a log, and may be cut off behind them)
-        Remedy("{0}", "shows what it said before it ended", r"its log says more \((kubectl logs \S+ -n \S+ -c \S+ --previous)\)"),
+        Remedy("{0} --previous", "shows what it said before it ended", r"its log says more \((kubectl logs \S+ -n \S+ -c \S+)\)"),
         Remedy(_DESCRIBE_POD, "shows how its containers ended"),
     ),
     Reason.CONTAINER_NOT_STARTED: (_SAID, Remedy(_DESCRIBE_POD, "shows what the kubelet says about its container")),

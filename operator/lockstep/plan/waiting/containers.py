@@ -251,7 +251,7 @@ def _explained(observed: Observed, trouble: Trouble, pods: list[str], hints: Hin
     kind, name = missing_object(Notice(trouble.reason, trouble.text)) or ("", "")
     make = _MAKE.get(kind, "").format(name=name, namespace=observed.namespace)
     hint = _own_hint(observed, kind, name) or usual.format(namespace=observed.namespace, make=make)
-    look = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container} --previous"
+    look = f"kubectl logs {pods[0]} -n {observed.namespace} -c {trouble.container}"
     return "; ".join(
         filter(None, (f"{named('pod', pods)}: {trouble.text}", hint, f"its log says more ({look})" if trouble.container else ""))
     )

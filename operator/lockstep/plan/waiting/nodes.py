@@ -269,12 +269,11 @@ def unnamed(pod: Object) -> Object:
 def _owner(pod: Object) -> Owner:
     metadata = pod["metadata"]
     namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
-    suspend = """--type merge -p '{"spec":{"suspend":true}}'"""
     if not name:
         return Owner("", "", f"{'jobs' if LABEL_JOB in labels else 'pods'} of other namespaces", "")
     if LABEL_JOB in labels:
         job = str(labels[LABEL_JOB])
-        return Owner(namespace, job, JOB_KIND, f"kubectl patch tj {job} -n {namespace} {suspend}")
+        return Owner(namespace, job, JOB_KIND, f"""kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'""")
     owner = next((o for o in metadata.get("ownerReferences", []) if o.get("controller")), None)
     if owner is None:
         return Owner(namespace, name, "Pod", f"kubectl delete pod {name} -n {namespace}")
@@ -283,4 +282,5 @@ def _owner(pod: Object) -> Owner:
         kind, name = "Deployment", name.removesuffix(f"-{labels[_HASH_LABEL]}")
     if kind in ("StatefulSet", "Deployment", "ReplicaSet"):
         return Owner(namespace, name, kind, f"kubectl scale {kind.lower()} {name} -n {namespace} --replicas=0")
-    return Owner(namespace, name, kind, f"kubectl patch job {name} -n {namespace} {suspend}" if kind == "Job" else "")
+    suspend = f"""kubectl patch job {name} -n {namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
+    return Owner(namespace, name, kind, suspend if kind == "Job" else "")
