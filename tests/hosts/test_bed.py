@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from lockstep.api.files.clusterfile import parse_cluster_file
-from lockstep.cli.clusters.devcluster import app
+from lockstep.cli.main import app
 from lockstep.devcluster.host import cgroups, processes
 from lockstep.devcluster.host.layout import NUMBER
 from lockstep.devcluster.hosts import bed as running
@@ -153,33 +153,33 @@ def test_up_leaves_what_runs_alone_and_boots_what_has_no_power(bed: BedHosts) ->
 
 def test_the_verbs_say_how_the_hosts_are(bed: BedHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NUMBER, str(bed.layout.index))
-    done = CliRunner().invoke(app, ["status", "-o", "json"])
+    done = CliRunner().invoke(app, ["devcluster", "status", "-o", "json"])
     assert done.exit_code == 0
     status = json.loads(done.stdout)
     assert status["clusterFile"] == str(bed.layout.cluster_file) and status["hosts"] == {"bed0": True, "bed1": True, "bed2": True}
     bed_hosts.power_off(bed.host(2))
-    done = CliRunner().invoke(app, ["status"])
+    done = CliRunner().invoke(app, ["devcluster", "status"])
     assert (done.exit_code, done.stdout.splitlines()[-2].split()) == (1, ["bed2", "off"])
 
 
 def test_down_leaves_nothing_on_the_machine_and_the_disks_until_it_is_to_purge() -> None:
     with own_number(range(1, 9)), own_bed([int(os.environ[NUMBER])]) as layout:
-        done = CliRunner().invoke(app, ["up", "--hosts", "1"])
+        done = CliRunner().invoke(app, ["devcluster", "up", "--hosts", "1"])
         assert done.exit_code == 0, done.output
         assert done.stdout.splitlines()[-1] == str(layout.cluster_file)
         host = layout.host(0)
         key = running.host_key(host)
         bed_hosts.freeze(host, frozen=True)  # what is frozen goes, too
-        assert CliRunner().invoke(app, ["down"]).exit_code == 0
+        assert CliRunner().invoke(app, ["devcluster", "down"]).exit_code == 0
         assert cgroups.of_cluster(layout.name) == []
         unified = cgroups.unified()
         assert unified is not None and not (unified / host.cgroup).exists()
         assert not Path("/sys/class/net", layout.bridge).exists() and not Path("/sys/class/net", host.link).exists()
         assert not Path("/run/netns", host.namespace).exists()
         assert not layout.cluster_file.exists() and processes.running(layout.daemons, host.name) is None
-        assert CliRunner().invoke(app, ["status"]).exit_code == 1
+        assert CliRunner().invoke(app, ["devcluster", "status"]).exit_code == 1
         assert running.host_key(host) == key
-        assert CliRunner().invoke(app, ["down", "--purge"]).exit_code == 0
+        assert CliRunner().invoke(app, ["devcluster", "down", "--purge"]).exit_code == 0
         assert not layout.state.exists()
 
 
