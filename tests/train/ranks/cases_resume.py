@@ -88,7 +88,7 @@ def keep_no_copies(node: int) -> int:
         raise OSError(28, "No space left on device")
 
     if os.environ["GROUP_RANK"] == str(node):
-        replicas.Line.receive_file = full
+        replicas.receive_file = full
     return trainer.main([])
 
 
