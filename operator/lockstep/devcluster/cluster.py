@@ -175,7 +175,7 @@ def _start_control_plane(layout: Layout, kube: Path, say: Say) -> None:
 
 def _start_runtime(n: NodeLayout, archives: list[Path], say: Say) -> None:
     name, command = f"{n.name}-containerd", node.containerd_command(n)
-    _daemon(n.cluster, name, command, n.cgroup)  # the containers of a runtime that is gone: nobody else would end them
+    _daemon(n.cluster, name, command, n.cgroup)  # ends the containers that an earlier runtime has left
     _wait(n.cluster, f"an answer of containerd on {n.name}", lambda: node.answers(n), name)
     imported = node.image_names(n)
     for reference, archive in zip((images.PAUSE, images.BASE), archives, strict=True):

@@ -125,7 +125,7 @@ def _scalar(node: yaml.Node, expected: str) -> yaml.ScalarNode:
 
 
 def _text(node: yaml.Node, expected: str) -> str:
-    """Text as written. YAML 1.1 reads no, on and yes as truth values, which nobody means where text is asked for."""
+    """Return the text as written. Raises ValueError for no, on and yes, which YAML 1.1 reads as truth values."""
     scalar = _scalar(node, expected)
     if scalar.tag == nodes.BOOL:
         raise ValueError(f"must be {expected}, but YAML reads {scalar.value} as a truth value: write it in quotes")

@@ -79,7 +79,7 @@ class HostGpu:
 
     @property
     def taken(self) -> str:
-        """Words for whoever has it, to follow its name; '' if it is free."""
+        """Say which job or users have the GPU, in words that follow its name; '' if it is free."""
         return f"is claimed by {self.claim}" if self.claim else f"is used by {listed(self.users)}" if self.users else ""
 
 

@@ -302,7 +302,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
     bundle = Step(f"lockstep why {job} {place} --bundle {job}.tar.gz", "all that a helper needs, without secrets")
     if state == "Failed":
         return _after_failure(observed, place, bundle, held=held)
-    # A script that was detached has nobody who could press Ctrl-C.
+    # A detached script has no terminal in which Ctrl-C would end it.
     stop = (Step(f"lockstep stop {job} --run {place}", "end the script; the environment stays"),) if is_interactive(observed.job) else ()
     steps = {
         "Unseen": (Step(f"lockstep doctor {place}", "shows if an operator works there"),),

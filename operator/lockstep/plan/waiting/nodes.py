@@ -240,8 +240,9 @@ class Owner(NamedTuple):
 def who_holds(
     pods: Iterable[Object], nodes: Collection[str], resource: str, requested: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> str:
-    """Return who has `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest, each
-    with the command that frees it; '' when nobody is seen.
+    """Return the owners of pods that have `resource` on these nodes, each with the command that frees it; '' if there are none.
+
+    Idle dev environments (`unused`: namespace and name) come first, then those that have most.
     """
     held: dict[Owner, Decimal] = defaultdict(Decimal)
     for pod in pods:

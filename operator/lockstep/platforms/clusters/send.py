@@ -191,11 +191,10 @@ async def would_change(cluster: Cluster, item: Object) -> list[Change] | None:
         before = await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"])
         if before is None or item["kind"] in (*ONLY_CREATED, "TrainingJob"):  # of which an existing one stays as it is
             return None if before is None else []
-        try:
+        after = None
+        with tolerated(FORBIDDEN):
             after = await cluster.apply(item, manager=FIELD_MANAGER, strict=True, dry_run=True)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
+        if after is None:
             return changes(item, before)
         differences = difference(after, before)
         if after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:  # nobody wrote in between

@@ -22,7 +22,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.api.objects import Object, claim_names, is_running
 from lockstep.api.sccs import scc_refusal
-from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
+from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster, tolerated
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
 from lockstep.plan.observed import is_terminating
@@ -98,11 +98,8 @@ async def create_claims(cluster: Cluster, job: Resolved, own: Sequence[Object] =
     from lockstep.plan.render.objects import claims
 
     for claim in (*claims(job), *own):
-        try:
+        with tolerated(CONFLICT):
             await cluster.create(claim)
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
 
 
 async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, PodPlace]:

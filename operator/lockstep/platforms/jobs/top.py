@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.kube.cluster import FORBIDDEN, Cluster, tolerated
 from lockstep.kube.exec import NotRunning, looks_again
 from lockstep.plan.pages.answers import read_node
 from lockstep.plan.pages.hosts import hosts_page, hosts_view, read_host
@@ -73,12 +73,9 @@ def nodes_in_pods(cluster: Cluster, namespace: str, job: str) -> Find:
     """Search for the pods of a job, which are the places of its nodes; it finds none if your account may not list pods."""
 
     async def find() -> Mapping[int, Place]:
-        try:
+        with tolerated(FORBIDDEN):
             return await running_pods(cluster, namespace, job)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            return {}
+        return {}
 
     return find
 

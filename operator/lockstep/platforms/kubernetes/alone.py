@@ -183,7 +183,7 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
             created = await cluster.create(item)
         if over is None:  # (the StatefulSet comes last)
             await _start_keeper(cluster, {**created, "spec": item["spec"]}, owner, say)
-    except BaseException as error:  # whatever it is: half of a run is nobody's
+    except BaseException as error:  # also Ctrl-C: a run that was half made must not stay
         with contextlib.suppress(ApiError, OSError):
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
         if isinstance(error, ApiError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.api.names import API_VERSION, OPERATOR_NAME
 from lockstep.api.objects import Object
-from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
+from lockstep.kube.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster, tolerated
 from lockstep.plan.diff import changes
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed, owner_uid
@@ -133,13 +133,9 @@ class Executor:
             return await creating
 
     async def _create_claim(self, observed: Observed, claim: Object) -> None:
-        try:
+        with tolerated(CONFLICT):
             self._written(claim["kind"], await self._cluster.create(claim))
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
-            return
-        _record(observed, "created", claim)
+            _record(observed, "created", claim)
 
     async def _create(self, observed: Observed, item: Object) -> Object | Notice:
         """Return the object as it is there now, or why it can't be created."""
