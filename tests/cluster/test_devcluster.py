@@ -164,29 +164,36 @@ def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replace
     assert processes.start_ticks(late) is None
 
 
-def start_and_kill(seconds: float) -> None:
-    """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
+def start_and_kill(step: str) -> None:
+    """An `up` from nothing that is killed once this function of one of its modules has first returned."""
     cluster.down(LAYOUT, print)
+    module, function = step.split(".")
     code = (
-        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout\nfrom lockstep.environments import"
-        f" cache_root\ncluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
+        "import os, signal\nfrom lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout\nfrom"
+        f" lockstep.environments import cache_root\nstep = cluster.{module}.{function}\ndef last(*given, **named):\n    try: return"
+        f" step(*given, **named)\n    finally: os.kill(os.getpid(), signal.SIGKILL)\ncluster.{module}.{function} = last\n"
+        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.ClusterGoal(nodes={WANTED.nodes}), print)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
-        time.sleep(seconds)
-        assert child.poll() is None
-        child.kill()
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 2.0, 5.0])
-def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -> None:
-    start_and_kill(seconds)
+STEPS = [
+    *("network.create_bridge", "node.write_files", "processes.start", "server.is_ready"),
+    *("node.image_names", "node.mount_python", "server.create_classes"),
+]
+"""From a cluster's first link to what is made in it once its nodes have started."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(step: str) -> None:
+    start_and_kill(step)
     cluster.down(LAYOUT, print)
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("seconds", [0.8, 3.0])
-def test_an_up_that_is_killed_in_the_middle_is_repaired_by_up(seconds: float) -> None:
-    start_and_kill(seconds)
+@pytest.mark.parametrize("step", ["processes.start", "node.mount_python"])
+def test_an_up_that_is_killed_in_the_middle_is_repaired_by_up(step: str) -> None:
+    start_and_kill(step)
     cluster.up(LAYOUT, WANTED, print)
     assert is_healthy()
 
