@@ -151,6 +151,7 @@ STARTED = [
 ]  # fmt: skip
 """Rows that start jobs and follow them to their end."""
 UNDISTURBED = [
+    Row("wait runs --for Running --timeout 60", 0, shows="runs: Running: all ranks run\n$"),  # its log may say so before its status
     *map(_no_job, (
         "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch",
             "retry nosuch", "delete nosuch --yes",
@@ -175,7 +176,6 @@ UNDISTURBED = [
     Row("why done", 0, shows=r"(?s)done: Complete: .*\nnext         lockstep describe done {again}   # shows where its results are\n"),
     Row("why broke", 1, shows=rf"(?s)broke: Failed: {FAILED}\nfirst cause  rank 1 on node 1.*: UserCode \(ValueError\)\nlast lines   rank 1"
                               rf" begins\n.*\nlost         1 failure \(1 UserCode\): 0 steps lost\n"),
-    Row("wait runs --for Running --timeout 20", 0, shows="runs: Running: all ranks run\n$"),
     Row("wait runs --for Complete --timeout 1", 1, "lockstep: job runs is not Complete after 1 s: Running: all ranks run\n"),
     Row("wait done", 0, shows="done: Complete: the job is complete\n$", places=TOLD),
     Row("wait done --for Running", 1, "lockstep: job done has ended, so it will not become Running: Complete: the job is complete\n",

@@ -153,13 +153,14 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub, ended = ApiStub(), threading.Event()
-    answer = stub.answer
+    answer, late = stub.answer, []
 
     def interrupt(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         """The first request is left without an answer; those that tidy up get theirs."""
         if len(stub.asked) == 1:
             os.kill(os.getpid(), signal.SIGINT)
-            ended.wait(30)
+            if not ended.wait(30):
+                late.append(path)
         return answer(method, path, body)
 
     stub.answer = interrupt  # type: ignore[method-assign]
@@ -170,6 +171,7 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(
     told = capsys.readouterr()
     assert code == INTERRUPTED, told
     assert "Traceback" not in told.err + told.out
+    assert late == [], "it waited for an answer"
 
 
 OF_A_JOB = [name for name in REMOTE if any(parameter.name == "job" and parameter.required for parameter in VERBS[name].params)]

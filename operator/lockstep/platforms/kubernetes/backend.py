@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import KUBERNETES
 from lockstep.api.objects import Object, is_run
-from lockstep.kube.cluster import FORBIDDEN, ApiError
+from lockstep.kube.cluster import FORBIDDEN, ApiError, in_thread
 from lockstep.kube.jobs import get_job, list_jobs, runs_without_operator
 from lockstep.plan.pages.table import is_open, marked
 from lockstep.platforms.jobs.observe import operator_unheard
@@ -159,7 +159,7 @@ async def looks_of_all(backend: KubernetesBackend, interval: float) -> Looks:
     place = backend.target.namespace
     async with backend.target.client.connected() as connection:
         while True:
-            jobs = [job.job for job in await asyncio.to_thread(backend.jobs)]
+            jobs = [job.job for job in await in_thread(backend.jobs)]
             unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
             lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
             page = with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_running, is_true, uid_of
-from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
+from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster, in_thread
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.jobs import delete_job, get_job, job_events, patch_spec
 from lockstep.kube.kinds import path_of
@@ -252,7 +252,7 @@ class KubernetesJob(Job):
     async def _until_gone(self, node: int) -> None:
         """Wait until the node's pod doesn't run any more, and raise Failed then."""
         outage = Outage(say)
-        while await asyncio.to_thread(outage.ask, lambda: self.running_pod(node), "away"):  # noqa: ASYNC110 (nothing here tells of it)
+        while await in_thread(lambda: outage.ask(lambda: self.running_pod(node), "away")):  # noqa: ASYNC110 (nothing here tells of it)
             await asyncio.sleep(WATCH_SECONDS)
 
     @asynccontextmanager
@@ -404,7 +404,7 @@ async def looks_of_job(job: KubernetesJob, interval: float, *, live: bool) -> Lo
         while True:
             answers, status, pods, silent = await asyncio.gather(
                 ask(curve.points()),
-                asyncio.to_thread(job.look_again),
+                in_thread(job.look_again),
                 pods_of(cluster, namespace, name),
                 operator_unheard(cluster, namespace),
             )

@@ -4,7 +4,6 @@ works on each alike.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object, has_ended, is_true, typed_command
+from lockstep.kube.cluster import in_thread
 from lockstep.plan.pages.logs import LogSelection, request_of
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.orders import ELSEWHERE, LACKS, Order, PlanWishes, lack
@@ -348,7 +348,7 @@ class Job(ABC):
         async with aclosing(self.follow(selection, say)) as lines:
             async for line in lines:
                 put(line, flush=True)
-        return FAILED if is_true(await asyncio.to_thread(self.look_again), "Failed") else 0
+        return FAILED if is_true(await in_thread(self.look_again), "Failed") else 0
 
     async def is_over(self, say: Say) -> bool:
         """Return True if no line of its log will come any more. `say` hears what a person who follows it should know."""
