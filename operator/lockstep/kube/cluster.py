@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
@@ -437,31 +434,9 @@ def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(make())
-    return _begun(lambda: asyncio.run(make())).result()
+    from lockstep.kube.threads import begin
 
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Return what `call`, which asks and waits for an answer, returns. Who gives up leaves it behind, so that Ctrl-C ends a verb though no
-    server answers; after asyncio.to_thread the event loop would wait for it.
-    """
-    import asyncio
-
-    return await asyncio.wrap_future(_begun(call))
-
-
-def _begun(call: Callable[[], T]) -> Future[T]:
-    """Begin it in a thread that this process doesn't wait for at its end."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
-    return future
+    return begin(lambda: asyncio.run(make())).result()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -88,9 +89,12 @@ class Person:
             self.screen += os.read(self._terminal, 4096)
         self.screen = self.screen.partition(text)[2]
 
-    def rest(self) -> bytes:
+    def rest(self, typed: bytes = b"") -> bytes:
+        """What is shown until it ends. `typed`: typed until it helps: Python's input() sleeps over a signal just before it reads."""
         with pytest.raises(OSError, match="Input/output"):  # the terminal is closed
             while True:
+                if typed and not select.select([self._terminal], [], [], 2)[0]:
+                    self.type(typed)
                 self.screen += os.read(self._terminal, 4096)
         return self.screen
 
@@ -119,7 +123,7 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_chat() -> None:
         person.sees(b'["endless", "yes", "next"]')
         person.sees(b"> ")
         person.type(b"\x03")
-        rest = person.rest()
+        rest = person.rest(typed=b"\x03")
         assert b"closed" in rest and b"Traceback" not in rest
         assert person.process.wait(60) == 130
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import KUBERNETES
 from lockstep.api.objects import Object, is_run
-from lockstep.kube.cluster import FORBIDDEN, ApiError, in_thread
+from lockstep.kube.cluster import FORBIDDEN, ApiError
 from lockstep.kube.jobs import get_job, list_jobs, runs_without_operator
+from lockstep.kube.threads import in_thread
 from lockstep.plan.pages.table import is_open, marked
 from lockstep.platforms.jobs.observe import operator_unheard
 from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORKSPACE, pod_name
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_running, is_true, uid_of
-from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster, in_thread
+from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.jobs import delete_job, get_job, job_events, patch_spec
 from lockstep.kube.kinds import path_of
 from lockstep.kube.outage import Outage
+from lockstep.kube.threads import in_thread
 from lockstep.plan.pages.logs import LogSelection, no_such_node, node_of_rank, nodes_of
 from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 from lockstep.platforms.output import say, tell

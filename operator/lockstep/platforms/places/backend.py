@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.objects import Object, has_ended, is_true, typed_command
-from lockstep.kube.cluster import in_thread
+from lockstep.kube.threads import in_thread
 from lockstep.plan.pages.logs import LogSelection, request_of
 from lockstep.platforms.output import put, say
 from lockstep.platforms.places.orders import ELSEWHERE, LACKS, Order, PlanWishes, lack
