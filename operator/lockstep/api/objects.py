@@ -10,6 +10,7 @@ from lockstep.api.names import ANNOTATION_TYPED, FRESH
 Object = dict[str, Any]
 DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"
+NO_PODS = "NoPods"
 DEPTH_MAX = 64
 """Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
 TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
@@ -28,6 +29,11 @@ def condition(status: Object, kind: str) -> Object:
 
 def is_true(status: Object, kind: str) -> bool:
     return bool(condition(status, kind).get("status") == "True")
+
+
+def has_no_pods(status: Object) -> bool:
+    """Return True if a run without an operator with this status has no pods, and whether it has ended wasn't looked up or isn't known."""
+    return bool(condition(status, "Progressing").get("reason") == NO_PODS)
 
 
 def has_ended(status: Object) -> bool:

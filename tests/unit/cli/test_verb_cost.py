@@ -55,10 +55,10 @@ def stub() -> ApiStub:
     return ApiStub(objects={**found, **log, **pod, **kept, JOBS: {"metadata": {}, "items": jobs}})
 
 
-def loaded(folder: Path, stub: ApiStub, *words: str) -> set[str]:
-    """Which of HEAVY a process has imported that was typed so."""
+def loaded(folder: Path, stub: ApiStub, *words: str, heavy: tuple[str, ...] = HEAVY) -> set[str]:
+    """Which of these modules a process has imported that was typed so."""
     with served(stub, folder) as kubeconfig:
-        code = SHOWING.format(words=[*words], heavy=HEAVY)
+        code = SHOWING.format(words=[*words], heavy=heavy)
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.count("\n") > 1, done.stderr
@@ -77,6 +77,7 @@ def test_a_verb_that_reads_models_hardly_looks_for_garbage() -> None:
 def test_a_help_page_and_a_version_import_nothing_of_what_verbs_need(tmp_path: Path, stub: ApiStub) -> None:
     assert loaded(tmp_path, stub, "--help") <= {"rich.table"}
     assert loaded(tmp_path, stub, "get", "--help") <= {"rich.table", "pydantic"}
+    assert loaded(tmp_path, stub, "doctor", "--help", heavy=("lockstep.cli.clusters.doctorhosts", "lockstep.platforms.hosts.fleet")) == set()
 
 
 @pytest.mark.parametrize("words", [["get"], ["get", "runs"], ["describe", "runs"], ["logs", "runs"]])

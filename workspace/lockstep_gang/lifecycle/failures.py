@@ -28,19 +28,12 @@ from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, ranks_apart, sto
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure, with_interruption_said
 from lockstep_gang.lifecycle.start import late_ranks_failure
-from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
+from lockstep_gang.lifecycle.tracebacks import LOST_PEER, Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
-from lockstep_spec.words import any_of, binary_size, named, number_of
+from lockstep_spec.words import binary_size, named, number_of
 
 SEEK_SECONDS = 3.0
 """Time for which a rank is waited for whose peers have failed for want of it."""
-# What gloo, NCCL and TCPStore say in a rank that lost its peer.
-LOST_PEER = any_of(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|: EOFError: $",
-    r"remote process (exited|has terminated)|remote end closed|peer .*(closed|gone)",
-    r"unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes",
-    flags=re.IGNORECASE,
-)
 _LOST_A_PEER_BY_WORDS = frozenset({Cause.USER_CODE, Cause.INTERNAL, Cause.HANG})
 """Causes of failures that may be nothing but the loss of a peer; all others are causes of their own."""
 _UNTELLING = frozenset({None, "RuntimeError", "Exception"})

@@ -12,7 +12,6 @@ import typer
 
 from lockstep.api.names import HOSTS, KUBERNETES
 from lockstep.assets import asset
-from lockstep.cli.clusters.doctorhosts import check_hosts
 from lockstep.cli.shared.inputs import Inputs, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, OptionalClusterArgument, TargetOptions, on_cluster
 from lockstep.cli.shared.target import OtherCluster, load
@@ -60,7 +59,13 @@ def doctor(
     inputs = read_inputs(only(files, "doctor"), place, unnamed=lambda: cluster) if files else None
     named = cluster if is_typed or inputs is None else inputs.job.spec.cluster or cluster
     file = load(where.verb, named) if inputs is None else inputs.cluster
-    {KUBERNETES: _check_cluster, HOSTS: check_hosts}[file.kind](where.on(file, named), inputs, output)
+    {KUBERNETES: _check_cluster, HOSTS: _check_hosts}[file.kind](where.on(file, named), inputs, output)
+
+
+def _check_hosts(where: TargetOptions, inputs: Inputs | None, output: Form) -> None:
+    from lockstep.cli.clusters.doctorhosts import check_hosts
+
+    check_hosts(where, inputs, output)
 
 
 def _check_cluster(where: TargetOptions, inputs: Inputs | None, output: Form) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -233,8 +234,9 @@ def wait(
     waited = find_job(job, where)
     end, shown = time.monotonic() + timeout, ""
     status, outage = waited.status, Outage(say)
+    before: dict[str, Any] = {}
     while True:
-        status = outage.ask(waited.look_again, status)
+        status = before = outage.ask(partial(waited.look_for_end, before), status)
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"

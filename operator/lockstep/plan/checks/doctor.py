@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.files.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.objects import DEFINITION, Object, is_true
+from lockstep.api.objects import CLAIM, DEFINITION, Object, is_true
 from lockstep.plan.checks.needs import claim_findings, cluster_claims, object_findings, service_account
 from lockstep.plan.checks.site import check_nodes, check_rails, check_storage, usable_nodes
 from lockstep.plan.cluster.facts import DNS_SERVICES, NOT_YOURS, ClusterFacts, Sight
@@ -37,9 +37,10 @@ def examine(file: ClusterFile, facts: ClusterFacts, crds: Mapping[str, Object]) 
     yield from _as_here("service account", object_findings([service_account(spec)], facts))
     yield _dns(facts)
     yield from _nodes(facts, spec)
-    yield from _about("storage", check_storage(spec, facts))
+    storage = list(_about("storage", check_storage(spec, facts)))
+    yield from storage
     if spec.storage.mode is StorageMode.SHARED:
-        yield from _as_here("claims", claim_findings(cluster_claims(spec), facts))
+        yield from _claims(spec, facts, can_make=all(one.outcome is not Outcome.FAILED for one in storage))
     yield from _fabric(facts, spec)
 
 
@@ -53,6 +54,14 @@ def _as_here(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Findings that a plan has, too, as doctor tells them: what refuses a job fails."""
     for one in findings:
         yield replace(one, subject=subject, outcome=OF_A_PLAN.get(one.outcome, one.outcome))
+
+
+def _claims(spec: TrainingClusterSpec, facts: ClusterFacts, *, can_make: bool) -> Iterator[Finding]:
+    """Judge the shared claims. `can_make` False: a finding about their class says why none can be made, so only those that are there."""
+    claims, needed = facts.list(CLAIM), cluster_claims(spec)
+    there = {claim["metadata"]["name"] for claim in claims.items}
+    judged = [claim for claim in needed if can_make or not claims.seen or claim.name in there]
+    yield from _as_here("claims", claim_findings(judged, facts))
 
 
 def _rights(facts: ClusterFacts) -> Iterator[Finding]:

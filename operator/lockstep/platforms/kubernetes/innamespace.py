@@ -11,10 +11,9 @@ from lockstep.api.objects import Object
 from lockstep.kube.jobs import runs_without_operator
 from lockstep.plan.ahead.submission import refuse_ended
 from lockstep.plan.reconcile.clocks import Earlier
-from lockstep.platforms.jobs.observe import JobObserver
 from lockstep.platforms.kubernetes.alone import run_in_namespace
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
-from lockstep.platforms.kubernetes.status import observe_run
+from lockstep.platforms.kubernetes.job import seen_runs
 from lockstep.platforms.places.orders import IN_NAMESPACE, Order
 from lockstep_spec.exits import INTERRUPTED
 
@@ -45,6 +44,6 @@ class InNamespace(KubernetesBackend):
 
     def _refuse_ended(self, order: Order, run: Object) -> None:
         """Raise ConfigError where the run of this name has ended, by the record on its volume."""
-        job = self.target.client.run(lambda cluster: observe_run(JobObserver(cluster), cluster, run, read=True)).job
+        (job,) = seen_runs(self.target, [run], read=True)
         retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
         refuse_ended(order.job, job, f"{job['metadata']['name']} {self.again}", retry, order.typed)

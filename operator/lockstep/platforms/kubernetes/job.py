@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORKSPACE, pod_name
-from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, is_run, is_running, is_true, uid_of
+from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, has_no_pods, is_run, is_running, is_true, uid_of
 from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
 from lockstep.kube.exec import PodPlace
 from lockstep.kube.jobs import delete_job, get_job, job_events, patch_spec
@@ -89,6 +89,13 @@ class KubernetesJob(Job):
         if is_run(self.job):
             return self.seen().status
         return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
+
+    def look_for_end(self, before: Object) -> Object:
+        """Return its status, once its pods have gone as its volume has it: that is read once, since a reader may keep others from it."""
+        status = self.look_again()
+        if has_no_pods(status) and not has_no_pods(before):
+            return replace(self, job=seen_runs(self.target, [self.job], read=True)[0]).status
+        return status
 
     def same(self, found: Object | None) -> Object:
         """Return what the API server has under its name. Raises JobGone where that is nothing, or a job that was created since."""
@@ -291,15 +298,15 @@ async def volume_to_fill(target: Target, job: str, node: int, say: Callable[[str
         yield Volume(place, WORKSPACE, DATASETS)
 
 
-def seen_runs(target: Target, runs: Sequence[Object]) -> list[Object]:
-    """Return runs of --in-namespace with their status, all looked at over one connection."""
+def seen_runs(target: Target, runs: Sequence[Object], *, read: bool = False) -> list[Object]:
+    """Return runs of --in-namespace with their status, all looked at over one connection. `read`: as `observe_run` takes it."""
     if not runs:
         return []
     from lockstep.platforms.kubernetes.status import observe_run
 
     async def observed(cluster: Cluster) -> list[Object]:
         look = JobObserver(cluster)
-        return [one.job for one in await asyncio.gather(*(observe_run(look, cluster, run) for run in runs))]
+        return [one.job for one in await asyncio.gather(*(observe_run(look, cluster, run, read=read) for run in runs))]
 
     return target.client.run(observed)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, pod_name
-from lockstep.api.objects import Object, condition, is_running
+from lockstep.api.objects import NO_PODS, Object, condition, is_running
 from lockstep.api.status import ConditionType
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning, PodPlace, looks_again
@@ -51,9 +51,9 @@ async def observe_run(look: JobObserver, cluster: Cluster, job: Object, *, read:
     job = {**job, "metadata": metadata, "spec": {"nodes": frozen.nodes}}
     view = View(observed=replace(observed, job=job), wanted_pods=frozen.nodes, now=now, received=received, end=end, hears=False)
     status = job_status(view, frozen, pending=False, **dict.fromkeys(("cluster", "stop", "active", "placement", "interference")))
-    if not stateful_set["spec"].get("replicas") and not end.finished:
+    if not (stateful_set["spec"].get("replicas") or observed.pods or end.finished):
         why = f"no pods: it was interrupted, waits for nodes, or has ended (lockstep why {name} -n {namespace} reads how from its volume)"
-        condition(status, ConditionType.PROGRESSING).update(status="False", reason="NoPods", message=why)
+        condition(status, ConditionType.PROGRESSING).update(status="False", reason=NO_PODS, message=why)
     return replace(observed, job={**job, "status": status})
 
 

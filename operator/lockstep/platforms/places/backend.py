@@ -289,6 +289,10 @@ class Job(ABC):
     def look_again(self) -> Object:
         """Read its status again, and return it. Raises JobGone if the job was deleted, also where another one has its name since."""
 
+    def look_for_end(self, before: Object) -> Object:
+        """Return its status as `look_again` does, after a longer look where its end may have come since the status `before`."""
+        return self.look_again()
+
     def events(self) -> list[Object]:
         """Return its events, the oldest first; [] where nothing keeps events."""
         return []

@@ -256,6 +256,17 @@ def test_an_all_reduce_that_hangs_ends_at_its_deadline_and_is_told_with_where_it
     assert "node 1 did not answer in 70 s" in story.report.preflight.findings[0].message
 
 
+@pytest.mark.parametrize("lost", [
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711",
+])  # fmt: skip
+def test_a_node_that_has_lost_its_peer_in_an_all_reduce_is_not_named_though_it_is_heard_first(lost: str) -> None:
+    story = looked_and_met(begun(2, Expected(all_reduce=FAST)))
+    for node, error in ((0, lost), (1, "ZeroDivisionError: division by zero")):
+        story.hears(node, Checked(story.gang.preflight.round, measured=Measured(error=error)))
+    assert "on node 1: ZeroDivisionError: division by zero" in story.report.preflight.findings[0].message
+
+
 @pytest.mark.parametrize(
     ("expected", "left_out"), [(Expected(all_reduce=FAST), "all-reduce"), (Expected(self_test=SelfTest()), "self-test")]
 )

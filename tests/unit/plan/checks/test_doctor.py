@@ -190,6 +190,13 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str)
     assert any(finding.outcome.value == verdict and said in finding.message for finding in findings(**changes)), findings(**changes)
 
 
+@pytest.mark.parametrize(("claims", "judged"), [((), []), ((claim("ml-datasets"),), ["claim ml-datasets is Bound, 1Ti, ReadWriteMany"])])
+def test_a_storage_class_that_is_missing_is_said_once(claims: tuple[dict[str, Any], ...], judged: list[str]) -> None:
+    found = findings(classes=({"metadata": {"name": "ceph"}},), claims=claims)
+    assert [one.message for one in found if one.outcome is Outcome.FAILED] == ["storage.class_rwx: there is no storage class nfs"]
+    assert [one.message for one in found if one.subject == "claims"] == judged
+
+
 COPY = (
     "kubectl get net-attach-def rail1 -n theirs -o yaml | sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d' "
     "| kubectl apply -n ns -f -"

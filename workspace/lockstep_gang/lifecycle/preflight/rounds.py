@@ -33,6 +33,7 @@ from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, jud
 from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, judge_programs, programs_of, silent, without_trainer
 from lockstep_gang.lifecycle.preflight.nodes import expected_of, without_torch
 from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of
+from lockstep_gang.lifecycle.tracebacks import LOST_PEER
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
 
@@ -313,9 +314,10 @@ def _measurement(group: tuple[int, ...], measured: dict[int, Measured]) -> Measu
     missing = next((node for node in group if node not in measured), None)
     if missing is not None:
         return Measurement(group, 0, f"node {missing} did not answer in {GROUP_SECONDS + 10} s")
-    failed = next((node for node in measured if node in group and measured[node].error), None)  # who answered first: the others lost it
-    if failed is not None:
-        return Measurement(group, 0, f"on node {failed}: {measured[failed].error}")
+    failed = [node for node in measured if node in group and measured[node].error]
+    if failed:
+        first = min(failed, key=lambda node: LOST_PEER.search(measured[node].error) is not None)  # who answered first, but for lost peers
+        return Measurement(group, 0, f"on node {first}: {measured[first].error}")
     return Measurement(group, busbw(measured[group[0]]))
 
 
