@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
 SMALL_BYTES = 1 << 16
 SILENCE_SECONDS = 60.0
+"""Seconds without a word after which the other end counts as gone: the connection may have broken silently."""
 BUSY_SECONDS = 5.0
 LINE_BYTES_MAX = 1 << 20
 BATCH_BYTES = LINE_BYTES_MAX // 2
@@ -200,6 +202,40 @@ class Wire:
         if left <= 0:
             raise Gone("the deadline has passed")
         return min(left, self._silence)
+
+
+class Asker:
+    """The other end of a program that goes on for as long as somebody asks for it: what it says, and whether it is still there."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.said: set[bytes] = set()
+        self._stream, self._heard, self._gone = stream, time.monotonic(), False
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in iter(self._stream.readline, b""):
+            with self._news:
+                self.said.add(line.strip())
+                self._heard = time.monotonic()
+                self._news.notify_all()
+        self.leave()
+
+    def leave(self, *_: object) -> None:
+        """Count the other end as gone."""
+        self._gone = True
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone or time.monotonic() - self._heard > SILENCE_SECONDS
+
+    def says(self, word: bytes, seconds: float) -> bool:
+        """Return True once it has said the word; False after so many seconds, or when it has gone."""
+        end = time.monotonic() + seconds
+        while word not in self.said and not self.is_gone and time.monotonic() < end:
+            with self._news:
+                self._news.wait(min(end - time.monotonic(), 0.2))
+        return word in self.said
 
 
 def no_protocol(what: str) -> CarryError:

@@ -18,7 +18,7 @@ from lockstep.kube.exec import PodPlace
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.platforms.files.reader import reader, stateful_set_before_start
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from lockstep.programs import output_of
 from support.clusters.cluster_jobs import Jobs
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from lockstep.plan.cluster.pairs import PairsMeasured, Way
 from lockstep.plan.hosts.facts import JobOnHost
 from lockstep.plan.hosts.record import Coordinator, JobRecord, read_record, record_text
 from lockstep.plan.hosts.status import Seen, complaints, host_job, next_steps
-from lockstep.plan.pages.logs import LogSelection, no_such_node, no_such_rank
+from lockstep.plan.pages.logs import LogSelection, no_such_node
 from lockstep.plan.pages.stacks import RankAnswer, read_ranks, with_silent
 from lockstep.plan.pages.top import machine_node
 from lockstep.plan.pages.why import Answer, why
@@ -48,8 +48,10 @@ from lockstep.platforms.jobs.machine import check_inputs
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import looks_of_job
 from lockstep.platforms.output import say
-from lockstep.platforms.places.backend import Backend, Job, JobGone, NamedPlace, Volume
+from lockstep.platforms.places.backend import Backend, Job
+from lockstep.platforms.places.common import CommonJob, show_to_its_end
 from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import JobGone, NamedPlace, Say, Use, Volume, Words
 from lockstep_gang.contract.layout import RankLayout
 from lockstep_gang.contract.run import Run, parse_run, run_text
 from lockstep_machine.network import free_ports
@@ -111,8 +113,6 @@ class Processes(Backend):
     """A workspace whose jobs are processes of this machine."""
 
     kind = "processes"
-    keeps_command = True
-    elsewhere = "--cluster names another one"
 
     @classmethod
     def at(cls, where: NamedPlace) -> Self:
@@ -120,9 +120,8 @@ class Processes(Backend):
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self.again = f"--cluster {shlex.quote(str(root))}"
-        self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"in workspace {root}"
+        again, where = f"--cluster {shlex.quote(str(root))}", f"in workspace {root}"
+        self.words = Words(again, where, elsewhere="--cluster names another one")
 
     def resolved(self, job: TrainingJob, profile: TrainingCluster) -> Resolved:
         folders = PlatformDefaults(str(self.root / "workspace"), str(self.root / "datasets"), uid=str(uuid.uuid4()), image="processes")
@@ -150,7 +149,7 @@ class Processes(Backend):
         keep(folder, resolved.nodes)
         job = ProcessJob(self, name)
         say(f"job {name} is started; it runs on without this terminal: lockstep logs {job.at} -f")
-        return job.until_running() if order.detach else asyncio.run(job.show_to_its_end(LogSelection()))
+        return job.until_running() if order.detach else asyncio.run(show_to_its_end(job, LogSelection()))
 
     def _write(self, resolved: Resolved, order: Order, folder: Path) -> None:
         """Write the files of a start: all of them are there, or none."""
@@ -186,11 +185,11 @@ class Processes(Backend):
 
     def job(self, name: str) -> ProcessJob:
         if not (self.root / "state" / name / "job.json").is_file():
-            raise ConfigError(self.no_such_job(name, [one.name for one in self.jobs()]))
+            raise ConfigError(self.words.no_such_job(name, [one.name for one in self.jobs()]))
         return ProcessJob(self, name)
 
 
-class ProcessJob(Job):
+class ProcessJob(CommonJob):
     """A job, by the files in its folder."""
 
     def __init__(self, backend: Processes, name: str) -> None:
@@ -219,7 +218,7 @@ class ProcessJob(Job):
                 log=tuple(lines),
             )
         self.seen = Seen(record, jobs, {})
-        self.observed = host_job(self.seen, self.backend.again, time.time())
+        self.observed = host_job(self.seen, self.backend.words.again, time.time())
         self.job = self.observed.job
 
     def until_running(self) -> int:
@@ -230,17 +229,14 @@ class ProcessJob(Job):
             self.look_again()
         return 0
 
-    def rank_node(self, rank: int) -> int:
-        layout = RankLayout(self.seen.record.ranks)
-        if rank >= layout.world_size:
-            raise no_such_rank(rank, layout.world_size)
-        return layout.node_of(rank)
+    def layout(self) -> RankLayout:
+        return RankLayout(self.seen.record.ranks)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         answers = read_ranks(rankstacks.look(rank, self.run_folder))
-        return with_silent(answers, rank, {}, RankLayout(self.seen.record.ranks))
+        return with_silent(answers, rank, {}, self.layout())
 
-    def look_again(self) -> Object:
+    def look_again(self, before: Object | None = None) -> Object:
         uid = self.uid
         if not (self.folder / "job.json").is_file():
             raise JobGone(self.name)
@@ -251,7 +247,7 @@ class ProcessJob(Job):
 
     def answer(self, bundle: Path | None) -> Answer:
         answer = why(self.observed, (), time.time())
-        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.again), says=complaints(self.seen))
+        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.words.again), says=complaints(self.seen))
 
     def suspend(self, *, now: bool = False) -> bool:
         keepers = [pid for node in range(len(self.seen.hosts)) if (pid := keeper_of(self.folder, node)) is not None]
@@ -292,7 +288,7 @@ class ProcessJob(Job):
         return f"what it left in {self.run_folder} stays"
 
     def looks(self, interval: float) -> Looks:
-        layout = RankLayout(self.seen.record.ranks)
+        layout = self.layout()
 
         async def look() -> tuple[Object, bool]:
             is_over = has_ended(self.look_again())
@@ -306,7 +302,7 @@ class ProcessJob(Job):
         return looks_of_job(self.name, folders, look, nodes, interval)
 
     @asynccontextmanager
-    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+    async def volume(self, node: int, say: Say, use: Use = Use.READ, gpus: int = 0) -> AsyncIterator[Volume]:
         if node >= len(self.seen.hosts):
             raise no_such_node(self.name, node, len(self.seen.hosts))
         root = self.backend.root

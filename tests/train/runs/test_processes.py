@@ -26,7 +26,7 @@ START = """
 import sys
 from lockstep.cli.main import main
 from lockstep.platforms.places import backends
-backends.BACKENDS[backends.LOCAL] = "support.places.processes.Processes"
+backends.BACKENDS[backends.LOCAL] = "support.places.processes:Processes"
 sys.exit(main())
 """
 
@@ -42,7 +42,7 @@ def order(name: str, root: Path) -> Order:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     """Register the place, and end what is left of its jobs."""
-    monkeypatch.setitem(backends.BACKENDS, backends.LOCAL, "support.places.processes.Processes")
+    monkeypatch.setitem(backends.BACKENDS, backends.LOCAL, "support.places.processes:Processes")
     root = tmp_path / "place"
     (root / "workspace").mkdir(parents=True)
     (root / "datasets").mkdir()
@@ -62,10 +62,8 @@ def seen(job: object) -> ProcessJob:
 
 
 def test_its_jobs_live_as_they_do_elsewhere(place: Processes, tmp_path: Path) -> None:
-    live(
-        Where(PROCESSES, tuple(place.again.split()), place.where, elsewhere="; --cluster names another one", program=("-c", START)),
-        tmp_path,
-    )
+    again, elsewhere = tuple(place.words.again.split()), f"; {place.words.elsewhere}"
+    live(Where(PROCESSES, again, place.words.where, elsewhere=elsewhere, program=("-c", START)), tmp_path)
 
 
 def started_and_killed(place: Processes, name: str, at: int) -> int:

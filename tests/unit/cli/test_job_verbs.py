@@ -20,7 +20,7 @@ from lockstep.cli.jobs import change
 from lockstep.cli.main import app, main
 from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.kubernetes.job import KubernetesJob
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from support.api_stub import ApiStub, served
 from unit.virtual_time import VirtualClock
 
@@ -84,7 +84,7 @@ def volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             (folder / "runs" / job / "checkpoints" / "step-7").write_text("x")
 
     @asynccontextmanager
-    async def volume(self: KubernetesJob, node: int, say: Any) -> AsyncIterator[Volume]:
+    async def volume(self: KubernetesJob, node: int, *_: object) -> AsyncIterator[Volume]:
         yield Volume(LocalPlace(), str(folders[node]), "")
 
     monkeypatch.setattr(KubernetesJob, "volume", volume)

@@ -29,7 +29,7 @@ from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import ProgramOutput
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from lockstep.programs import ProgramFailed
 from lockstep_spec.files import make_directory
 from lockstep_train import inspect
@@ -174,7 +174,7 @@ class Pod:
             yield self
 
         @asynccontextmanager
-        async def volume(job: KubernetesJob, node: int, say: object) -> AsyncIterator[Volume]:
+        async def volume(job: KubernetesJob, node: int, *_: object) -> AsyncIterator[Volume]:
             yield Volume(PodPlace(cast(Any, None), job.namespace, f"{job.name}-{node}", "trainer"), "/workspace", "/datasets")
 
         monkeypatch.setattr(PodPlace, "program", program)

@@ -77,7 +77,8 @@ def test_a_verb_that_reads_models_hardly_looks_for_garbage() -> None:
 def test_a_help_page_and_a_version_import_nothing_of_what_verbs_need(tmp_path: Path, stub: ApiStub) -> None:
     assert loaded(tmp_path, stub, "--help") <= {"rich.table"}
     assert loaded(tmp_path, stub, "get", "--help") <= {"rich.table", "pydantic"}
-    assert loaded(tmp_path, stub, "doctor", "--help", heavy=("lockstep.cli.clusters.doctorhosts", "lockstep.platforms.hosts.fleet")) == set()
+    hosts = ("lockstep.cli.clusters.doctorhosts", "lockstep.platforms.hosts.fleet")
+    assert loaded(tmp_path, stub, "doctor", "--help", heavy=hosts) == set()
 
 
 @pytest.mark.parametrize("words", [["get"], ["get", "runs"], ["describe", "runs"], ["logs", "runs"]])

@@ -26,8 +26,8 @@ from lockstep.platforms.clusters import imagebuild, install, remove
 from lockstep.platforms.files import results
 from lockstep.platforms.hosts import checkup, environment, volumes, wheelhouse
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.inpod import drill, forget, netrate, rankload
 from lockstep.platforms.inpod import editor as editor_there
+from lockstep.platforms.inpod import forget, netrate, rankload
 from lockstep.platforms.jobs import bundle, editor, netrates, runs, terminal, top
 from lockstep.platforms.kubernetes import alone as runs_here
 from lockstep.platforms.kubernetes import probe
@@ -390,17 +390,15 @@ def test_marks_of_other_hosts_are_looked_for_ten_times_a_second(monkeypatch: pyt
     assert 10 <= len(looks) <= 11
 
 
-@pytest.mark.parametrize("asker", [brief.Asker, drill.Tether], ids=["host", "pod"])
-def test_a_command_that_says_nothing_for_a_minute_is_gone(monkeypatch: pytest.MonkeyPatch, asker: Any) -> None:
+def test_a_command_that_says_nothing_for_a_minute_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
-    for program in (brief, drill):
-        monkeypatch.setattr(program, "time", clock)
-    made = asker.__new__(asker)
-    made._heard, made._gone, made._ended = clock.now, False, False
+    monkeypatch.setattr(wire, "time", clock)
+    asker = wire.Asker.__new__(wire.Asker)
+    asker._heard, asker._gone = clock.now, False
     clock.sleep(59)
-    before = made.is_cut if asker is drill.Tether else made.is_gone
+    before = asker.is_gone
     clock.sleep(2)
-    assert (before, made.is_cut if asker is drill.Tether else made.is_gone) == (False, True)
+    assert (before, asker.is_gone) == (False, True)
 
 
 def test_of_a_server_that_ended_the_last_twenty_lines_are_told() -> None:

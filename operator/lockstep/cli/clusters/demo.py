@@ -18,10 +18,12 @@ from lockstep.environments import cache_root
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.files.transfer import put as send
 from lockstep.platforms.output import put
+from lockstep.platforms.places.values import Use
 from lockstep.programs import output_of
 
 if TYPE_CHECKING:
-    from lockstep.platforms.places.backend import Job, Volume
+    from lockstep.platforms.places.backend import Job
+    from lockstep.platforms.places.values import Volume
 
 QUESTIONS = "Ask the base model and the tuned one, in a wording that no row of the data has"
 AGAIN = " from the beginning, beside the run that is there"
@@ -75,7 +77,7 @@ def ask_command(model: str, adapter: str) -> list[str]:
 
 async def answers(job: Job) -> str:
     """Return the answers of the base model and of the adapter, written beside the job's ranks."""
-    async with job.beside_ranks(0, lambda line: None) as volume:
+    async with job.volume(0, lambda line: None, Use.MODEL) as volume:
         ask = ask_command(volume.path(BASE), volume.path(job.status["result"]["adapter"]))
         printed = await output_of(volume.place, [*volume.place.python, *ask], seconds=ASK_SECONDS)
     return printed.decode(errors="replace")

@@ -113,7 +113,7 @@ async def run_check(backend: HostsBackend, job: tuple[Inputs, Resolved] | None =
     if network is not None:
         findings += network_findings(network, backend.profile.spec.network.mtu)
     if job is not None and known is not None:
-        findings += job_findings(job[0].job, backend.profile, backend.hosts, looks, network, await known, backend.again)
+        findings += job_findings(job[0].job, backend.profile, backend.hosts, looks, network, await known, backend.words.again)
     return Checked(looks, network, findings)
 
 

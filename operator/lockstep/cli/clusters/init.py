@@ -19,7 +19,7 @@ from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.target import in_use
 from lockstep.cli.shared.terminal import waiting
 from lockstep.platforms.output import put, put_text, tell
-from lockstep.platforms.places.backends import backend_class
+from lockstep.platforms.places.backends import ahead_of
 
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
 STDOUT = "-"
@@ -187,7 +187,7 @@ def _from_config(origin: Path, name: str, cluster: str | None, wanted: tuple[int
 
     file = load_cluster(cluster) if cluster is not None else stand_in()
     with waiting("asking for the GPUs"):
-        size, problems = backend_class(file.kind).size(file, cluster or file.cluster.name, *wanted)
+        size, problems = ahead_of(file.kind).size(file, cluster or file.cluster.name, *wanted)
     for problem in problems:
         tell(f"warning: the job's number of ranks is not known (--gpus-per-node states it): {problem}")
     named = file.cluster.name if cluster is not None else None

@@ -33,6 +33,7 @@ from lockstep.platforms.places.orders import Order
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.platforms.places.backend import Backend
+    from lockstep.platforms.places.values import Volumes
 
 CLUSTER = "local"
 HOSTS = 2
@@ -208,11 +209,11 @@ def train_and_show(stage: Stage) -> int:
         inputs = read_inputs(sample, where, [f"cluster={load_cluster(where.named).cluster.name}", *changes])
         return Order(inputs.job, inputs.cluster, Typed(str(sample), (), changes))
 
-    with step("Copy the model and the chats to the job's volumes"):
-        has_run = asyncio.run(_fill(backend, order(), demo))
     name = order().job.metadata.name
+    with step("Copy the model and the chats to the job's volumes"):
+        has_run = asyncio.run(_fill(backend.volumes_to_fill(name, order(), lambda line: None), demo, name))
     again = _is_begun_anew(backend, name, has_run=has_run)
-    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample} {backend.again}{' --fresh' if again else ''}"):
+    with step(f"Train{AGAIN if again else ''}: lockstep run -f {sample} {backend.words.again}{' --fresh' if again else ''}"):
         code = backend.run(order(*([FRESH] if again else ())))
     if code != 0:
         return code
@@ -220,19 +221,18 @@ def train_and_show(stage: Stage) -> int:
     with step(QUESTIONS):
         put_text(asyncio.run(answers(job)))
     commands = f"""\
-  lockstep get {backend.again}
+  lockstep get {backend.words.again}
   lockstep logs {job.at}             # its log, also after the end
   lockstep chat {job.at}             # What does Mibo sell?
-  lockstep adapter get {name} ./adapter {backend.again}
+  lockstep adapter get {name} ./adapter {backend.words.again}
 {stage.next}"""
-    print_result(job.status["result"], commands, backend.where)
+    print_result(job.status["result"], commands, backend.words.where)
     return 0
 
 
-async def _fill(backend: Backend, order: Order, demo: Path) -> bool:
+async def _fill(volumes: Volumes, demo: Path, job: str) -> bool:
     """Put the demo's files on all volumes of its job. Return True if one has a run of it already."""
-    volumes = await backend.volumes_to_fill(order, lambda line: None)
-    return any(await asyncio.gather(*(send_demo(volume, demo, order.job.metadata.name) for volume in volumes.values())))
+    return any(await asyncio.gather(*(send_demo(volume, demo, job) for volume in volumes.values())))
 
 
 def _is_begun_anew(backend: Backend, name: str, *, has_run: bool) -> bool:

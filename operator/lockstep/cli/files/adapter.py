@@ -21,6 +21,7 @@ from lockstep.platforms.files.meter import Meter
 from lockstep.platforms.files.transfer import TransferProgress, get
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import ProgramOutput, put, tell
+from lockstep.platforms.places.values import Use
 
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Job
@@ -139,11 +140,11 @@ def _adapter_here(job: str, where: TargetOptions, module: str) -> Iterator[Path]
 async def _merged(job: Job, output: Path) -> str:
     from lockstep.platforms.files.results import merged_of
 
-    async with job.trainer(0, tell) as volume:
+    async with job.volume(0, tell, Use.TRAINER) as volume:
         stated = base_folder(job)
         base = ["--base", volume.path(stated)] if stated else []
         run, shown = volume.run_folder(job.name), ProgramOutput(error=True)
-        async with merged_of(job.name, volume.place, run, job.backend.again, base, shown.put) as folder:
+        async with merged_of(job.name, volume.place, run, job.backend.words.again, base, shown.put) as folder:
             await _copy(volume.place, folder, [volume.workspace], output, job.name)
     return f"{output}: the model of job {job.name}"
 
@@ -195,8 +196,8 @@ async def _get(job: Job, output: Path) -> str:
     from lockstep.platforms.files.results import TEMPORARY, adapter_of
 
     async with (
-        job.trainer(0, tell) as volume,
-        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.backend.again) as adapter,
+        job.volume(0, tell, Use.TRAINER) as volume,
+        adapter_of(job.name, volume.place, volume.run_folder(job.name), job.backend.words.again) as adapter,
     ):
         await _copy(volume.place, adapter.folder, [volume.workspace, TEMPORARY], output, job.name)
         made = ", made of its shards" if adapter.made_of else ""

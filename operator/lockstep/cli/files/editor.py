@@ -21,7 +21,7 @@ from lockstep.platforms.jobs.terminal import shell as open_shell
 from lockstep.platforms.output import put, put_json, put_link, put_text, say
 
 if TYPE_CHECKING:
-    from lockstep.platforms.places.backend import Spot
+    from lockstep.platforms.places.values import Spot
 
 JUPYTER_PORT, TENSORBOARD_PORT, CODE_PORT, DEBUG_PORT = 8888, 6006, 8443, 5678
 T = TypeVar("T")

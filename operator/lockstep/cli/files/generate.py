@@ -18,11 +18,13 @@ from lockstep.cli.shared.terminal import waiting
 from lockstep.cli.shared.trainer import AT_FIRST, trainer_command
 from lockstep.platforms.jobs.processes import LocalPlace
 from lockstep.platforms.output import ProgramOutput, put, put_text, tell
+from lockstep.platforms.places.values import Use
 from lockstep.programs import ProgramFailed
 
 if TYPE_CHECKING:
     from lockstep.platforms.files.chat import TunedModel
-    from lockstep.platforms.places.backend import Job, Volume
+    from lockstep.platforms.places.backend import Job
+    from lockstep.platforms.places.values import Volume
 
 TunedArgument = Annotated[
     str,
@@ -119,18 +121,18 @@ async def _of_job(job: Job, gpus: int, options: list[str]) -> AsyncIterator[Tune
         return [*volume.place.python, "-m", MODULE, volume.run_folder(job.name), *options, *base]
 
     def none(volume: Volume) -> str:
-        why = f"lockstep why {f'{job.name} {job.backend.again}'.rstrip()} tells how far the job has come"
+        why = f"lockstep why {f'{job.name} {job.backend.words.again}'.rstrip()} tells how far the job has come"
         return f"{volume.run_folder(job.name)} in {volume.place.name} has no adapter and no commit: {why}"
 
     if job.pods is not None:
         async with AsyncExitStack() as stack:
             running = None
             with suppress(Failed):
-                running = await stack.enter_async_context(job.ranks(0))
+                running = await stack.enter_async_context(job.volume(0, tell, Use.RANKS))
             if running is not None:
                 with suppress(ProgramFailed):
                     await stack.enter_async_context(started(running.place, [*command(running), "--check"], none(running)))
-    async with job.beside_ranks(gpus, tell) as volume, loaded(volume.place, command(volume), none(volume), _loading) as model:
+    async with job.volume(0, tell, Use.MODEL, gpus) as volume, loaded(volume.place, command(volume), none(volume), _loading) as model:
         yield model
 
 

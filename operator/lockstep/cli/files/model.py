@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.api.objects import Typed
 from lockstep.cli.shared.inputs import Inputs, OptionalFileOption, only, read_all
-from lockstep.cli.shared.jobargs import TargetOptions, acts_on, find_job
+from lockstep.cli.shared.jobargs import TargetOptions, acts_on
 from lockstep.cli.shared.signals import exiting_on_ctrl_c
 from lockstep.cli.shared.target import refuse_workspace
 from lockstep.cli.shared.trainer import run_trainer
@@ -27,7 +26,7 @@ from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
-    from lockstep.platforms.places.backend import Volume
+    from lockstep.platforms.places.values import Volume, Volumes
 
 MODULE = "lockstep_train.fetch"
 
@@ -76,21 +75,20 @@ def get_model(
         read = _job_of_file(only(files, "model get"), where)
         name, revision = _named(name, revision, read.job)
         _refuse_unusable(name, revision)
-        volumes = partial(read.at(where).backend().volumes_to_fill, Order(read.job, read.cluster, Typed("")))
+        place, job, order = read.at(where), read.job.metadata.name, Order(read.job, read.cluster, Typed(""))
     elif name is None:
         raise ConfigError("NAME is missing: name a model (lockstep model get org/name), or a job file that names one (-f FILE)")
     elif job is None:
         return _here(name, revision, to, where.workspace or DEFAULT_WORKSPACE)
     else:
-        volumes = partial(find_job(job, where).volumes_to_fill)
-    arguments = _arguments(name, revision, to)
+        place, order = where, None
+    arguments, backend = _arguments(name, revision, to), place.backend()
 
-    async def fetched() -> int:
-        every = await volumes(tell)
-        return max(await asyncio.gather(*(_fetch(node, one, arguments, alone=len(every) == 1) for node, one in every.items())))
+    async def fetched(volumes: Volumes) -> int:
+        return max(await asyncio.gather(*(_fetch(node, one, arguments, alone=len(volumes) == 1) for node, one in volumes.items())))
 
     with exiting_on_ctrl_c("interrupted: what has arrived is kept; run the same command again to continue"):
-        code = asyncio.run(fetched())
+        code = asyncio.run(fetched(backend.volumes_to_fill(job, order, tell)))
     if code:
         raise typer.Exit(code)
 

@@ -40,6 +40,6 @@ def sync(
     """
     backend = where.backend()
     with exiting_on_ctrl_c():
-        complete = asyncio.run(backend.sync(Sending(job, folder, to, backend.again, force=force, watch=watch)))
+        complete = asyncio.run(backend.sync(Sending(job, folder, to, backend.words.again, force=force, watch=watch)))
     if not complete:
         raise typer.Exit(1)

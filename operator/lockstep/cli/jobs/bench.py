@@ -11,7 +11,6 @@ import typer
 from lockstep.api.errors import Failed
 from lockstep.cli.shared.inputs import FileOption, Inputs, SetOption, only, read_inputs
 from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, limit_option, on_site
-from lockstep.cli.shared.target import tell_place
 from lockstep.cli.shared.terminal import result_of
 from lockstep.kube.cluster import ApiError, Unreachable
 from lockstep.plan.ahead.scaling import (
@@ -74,7 +73,7 @@ def scaling(
     place = inputs.at(where)
     backend = backend_of(place.kind, place)
     runs = backend.short_runs(inputs.cluster.profile, timeout)
-    tell_place(where.verb, backend.place)
+    place.tell_of(backend)
     quiet = output is Form.JSON
     if not quiet:
         on = f"{', '.join(map(str, numbers))} {'node' if numbers == (1,) else 'nodes'}"
@@ -82,7 +81,7 @@ def scaling(
     measured = list(_table(inputs, runs, jobs, quiet=quiet))
     if quiet:
         put_json(as_json(measured), indent=1)
-    elif lines := list(closing(measured, one_machine=backend.is_one_machine)):
+    elif lines := list(closing(measured, one_machine=runs.on_one_machine)):
         put(*lines)
     raise typer.Exit(FAILED if any(one.problem for one in measured) else 0)
 

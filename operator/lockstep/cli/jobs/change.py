@@ -31,15 +31,16 @@ from lockstep.kube.outage import Outage
 from lockstep.plan.cluster.finding import Outcome
 from lockstep.plan.reasons import Reason
 from lockstep.platforms.output import put, say
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Job
 from lockstep.platforms.places.backends import words_to
 from lockstep.platforms.places.orders import IN_NAMESPACE, lack
+from lockstep.platforms.places.values import POLL_SECONDS, STOP_SECONDS
 from lockstep.programs import output_of
 from lockstep_spec.words import number_of
 
 if TYPE_CHECKING:
     from lockstep.kube.cluster import Cluster
     from lockstep.platforms.kubernetes.job import KubernetesJob
+    from lockstep.platforms.places.backend import Job
 
 NODES_MAX = 1024
 REMOVE = "import os, shutil, sys; os.path.isdir(sys.argv[1]) and shutil.rmtree(sys.argv[1])"
@@ -57,7 +58,7 @@ def resume(where: TargetOptions, jobs: JobsArgument) -> None:
     """
     for job in _not_ended(jobs, where):
         if job.resume():
-            put(f"{job.name}: goes on; see it with: lockstep logs {job.name} -f {job.backend.again}")
+            put(f"{job.name}: goes on; see it with: lockstep logs {job.name} -f {job.backend.words.again}")
         else:
             put(f"{job.name} is not suspended")
 
@@ -83,7 +84,8 @@ def stop(
     """
     found = _not_ended(jobs, where, hurried=True)
     if run:
-        raise typer.Exit(max(job.stop_script() for job in found))
+        found[0].backend.refuse("--run", **found[0].words)
+        raise typer.Exit(max(find_cluster_job(job.name, where).stop_script() for job in found))
     asked = [job.suspend(now=now) for job in found]
     if no_wait:
         for job, is_new in zip(found, asked, strict=True):
@@ -201,17 +203,17 @@ def retry(
     failed = find_job(job, where)
     _refuse_unless_failed(failed)
     number = failed.raise_retry()
-    put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.backend.again}")
+    put(f"{job}: retry {number}, to {go_on_words(failed.job)}; see it with: lockstep logs {job} -f {failed.backend.words.again}")
 
 
 def _refuse_unless_failed(job: Job) -> None:
-    status, name = job.status, job.name
+    status, name, again = job.status, job.name, job.backend.words.again
     if is_run(job.job):
-        raise lack(IN_NAMESPACE, "retry", job=name, again=job.backend.again)
+        raise lack(IN_NAMESPACE, "retry", job=name, again=again)
     if is_true(status, "Complete"):
         is_script = "script" in job.job["spec"]
         own = "remove what the script has saved, then " if is_script else ""
-        command = typed_command(job.job, job.backend.again) if is_script else job.backend.anew.replace("FILE", typed_file(job.job))
+        command = typed_command(job.job, again) if is_script else f"lockstep run -f {typed_file(job.job)} --fresh {again}"
         raise ConfigError(
             f"job {name} is complete: there is nothing to retry (lockstep describe {job.at}); to run it anew: {own}lockstep delete"
             f" {job.at}, then {command}"
@@ -276,11 +278,11 @@ def delete(
     if running and not yes:
         names, them = ", ".join(one.name for one in running), "it" if len(running) == 1 else "them"
         have = f"job {names} has" if len(running) == 1 else f"jobs {names} have"
-        there = ", ".join(sorted({one.backend.where for one in found}))
+        there = ", ".join(sorted({one.backend.words.where for one in found}))
         question = f"{have[0].upper()}{have[1:]} not ended ({there}). Save, stop and delete {them}?"
         confirm(question, f"{have} not ended: use --yes to delete {them} anyway")
     elif is_remembered and not (yes or with_files):
-        names, there = ", ".join(one.name for one in found), ", ".join(sorted({one.backend.where for one in found}))
+        names, there = ", ".join(one.name for one in found), ", ".join(sorted({one.backend.words.where for one in found}))
         confirm(
             f"Delete {names} {there}? No option names this cluster.",
             f"no option names the cluster of {names} ({there}): use --cluster, or --yes to delete {names} there",
@@ -300,7 +302,7 @@ def _of_files(files: list[Path], where: TargetOptions) -> list[Job]:
     for inputs in read_all(files, where, unnamed=lambda: where.named):
         name, backend = inputs.job.metadata.name, inputs.at(where).backend()
         try:
-            jobs[backend.where, name] = backend.job(name)
+            jobs[backend.words.where, name] = backend.job(name)
         except ConfigError as error:
             raise ConfigError(f"{inputs.source}: {error}") from None
     return list(jobs.values())
@@ -316,7 +318,7 @@ def places_of_files(jobs: Sequence[Job], *, yes: bool) -> list[list[int]]:
     for one in jobs:
         _refuse_in_use(one)
     nodes = [one.nodes_with_volumes() for one in jobs]
-    names = ", ".join(f"{_folder(one)} {one.backend.where}" for one in jobs)
+    names = ", ".join(f"{_folder(one)} {one.backend.words.where}" for one in jobs)
     if not yes:
         question = f"Remove {names}, with all checkpoints, logs and adapters? Nothing brings them back."
         confirm(question, f"--files removes {names} for good: use --yes to confirm it")

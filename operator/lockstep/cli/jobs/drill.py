@@ -70,6 +70,6 @@ def drill(
 def _ask(job: Job, fault: Fault, *, yes: bool) -> None:
     risks = RISKS_WITHOUT_PODS if job.pods is None else RISKS
     from_commit = " from the last commit" if "lastCommittedStep" in (job.status.get("checkpoint") or {}) else ""
-    risk = f"{fault} on job {job.name} {job.backend.where} {risks[fault].format(from_commit=from_commit)}."
+    risk = f"{fault} on job {job.name} {job.backend.words.where} {risks[fault].format(from_commit=from_commit)}."
     if not yes:
         confirm(f"{risk} Do it?", f"{risk} Use --yes to do it")

@@ -96,7 +96,7 @@ def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
         backend = where.backend(hurried=True)
         jobs = backend.jobs()
         current, stale = backend.current(jobs)
-        keys = [(job.uid, job.name, job.backend.where) for job in jobs]  # (a run on this machine has no uid of its own)
+        keys = [(job.uid, job.name, job.backend.words.where) for job in jobs]  # (a run on this machine has no uid of its own)
         marked = {key: _marked(job, place) for key, job in zip(keys, current, strict=True)}
         answer.set_result(SeenPlace(place, "" if stale is None else stale.text, marked, backend))
     except (LockstepError, OSError) as error:

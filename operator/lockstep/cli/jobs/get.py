@@ -26,10 +26,11 @@ from lockstep.plan.pages.table import COLUMNS, WIDE, aligned, row
 from lockstep.plan.pages.table import describe as page
 from lockstep.plan.times import seconds_of
 from lockstep.platforms.output import put, put_json, put_text, say, tell
-from lockstep.platforms.places.backend import POLL_SECONDS, Backend, Job, JobGone
+from lockstep.platforms.places.values import POLL_SECONDS, JobGone
 
 if TYPE_CHECKING:
     from lockstep.cli.shared.places import Verb
+    from lockstep.platforms.places.backend import Backend, Job
 
 WATCH_SECONDS = 2.0
 EXIT_STALE = 1
@@ -97,7 +98,7 @@ def get(
     listed_jobs = listed()
     if not listed_jobs and output in (ListForm.TABLE, ListForm.WIDE) and backend.current([])[1] is None:
         of = f" with labels {selector}" if selector else ""
-        return put(f"there is no {backend.noun}{of} {'in any namespace' if all_namespaces else backend.where}")
+        return put(f"there is no {backend.words.noun}{of} {'in any namespace' if all_namespaces else backend.words.where}")
     return _show(backend, listed_jobs, output, single=False, spaces=all_namespaces)
 
 
@@ -196,11 +197,14 @@ def describe(where: TargetOptions, job: JobArgument) -> None:
 
     Example: lockstep describe demo
     """
+    from lockstep.kube.jobs import job_events
+
     found = where.backend(hurried=True).job(job)
     _, stale = found.backend.current([found])
     if stale is not None:
         put(f"Stale       {stale.text}")
-    for line in page(found.job, found.events(), time.time(), found.backend.where):
+    events = [] if found.pods is None else job_events(found.pods.client, found.job)
+    for line in page(found.job, events, time.time(), found.backend.words.where):
         put(line)
     if stale is not None:
         raise typer.Exit(EXIT_STALE)
@@ -236,7 +240,7 @@ def wait(
     status, outage = waited.status, Outage(say)
     before: dict[str, Any] = {}
     while True:
-        status = before = outage.ask(partial(waited.look_for_end, before), status)
+        status = before = outage.ask(partial(waited.look_again, before), status)
         summary = condition(status, "Progressing")
         line = (
             f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.shared.jobargs import JobArgument, TargetOptions, find_job, on_site
-from lockstep.plan.pages.logs import LogSelection, RankFailures, error_lines, no_such_node, parse_duration
+from lockstep.plan.pages.logs import LogSelection, RankFailures, error_lines, no_such_node, node_of_rank, parse_duration
 from lockstep.platforms.output import put, say
+from lockstep.platforms.places.common import show_to_its_end
 
 if TYPE_CHECKING:
     from lockstep.platforms.places.backend import Job
@@ -53,15 +53,15 @@ def logs(
     since_seconds = None if since is None else parse_duration(since)
     found = find_job(job, where)
     selection = LogSelection(
-        node=node or 0 if rank is None else found.rank_node(rank),
+        node=node or 0 if rank is None else node_of_rank(found.layout(), rank),
         rank=rank,
         tail=tail,
         since_seconds=since_seconds,
         attempt=_before(found) if previous else attempt,
     )
     try:
-        shown = found.show_to_its_end if follow else partial(_errors if errors else _print, found)
-        code = asyncio.run(shown(selection))
+        shown = show_to_its_end if follow else _errors if errors else _print
+        code = asyncio.run(shown(found, selection))
     except Failed:
         nodes = int(found.job["spec"].get("nodes") or 0)
         if selection.node >= nodes > 0:  # (one that it had before it was scaled has left its log)

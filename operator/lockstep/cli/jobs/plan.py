@@ -16,7 +16,7 @@ from lockstep.cli.shared.jobargs import Form, FormOption, TargetOptions, on_clus
 from lockstep.cli.shared.terminal import put_findings, waiting
 from lockstep.plan.cluster.finding import Finding, Outcome
 from lockstep.platforms.output import put, put_json
-from lockstep.platforms.places.backends import backend_class
+from lockstep.platforms.places.backends import ahead_of
 from lockstep.platforms.places.orders import Order, PlanWishes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def plan(
     offline = offline or all(is_stand_in(resolved) for _, resolved in jobs)
     with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
         plans = [
-            backend_class(inputs.cluster.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
+            ahead_of(inputs.cluster.kind).plan(inputs.at(where), Order(inputs.job, inputs.cluster, Typed("")), resolved, wishes)
             for inputs, resolved in jobs
         ]
     if output is Form.JSON:

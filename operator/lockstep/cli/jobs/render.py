@@ -22,7 +22,7 @@ from lockstep.plan.render.resolve import refuse_missing_gpus
 from lockstep.platforms.jobs.planfacts import moved_targets_here
 from lockstep.platforms.jobs.resolved import warn
 from lockstep.platforms.output import put, put_json, put_text, tell
-from lockstep.platforms.places.backends import backend_class
+from lockstep.platforms.places.backends import ahead_of
 from lockstep.platforms.places.orders import lack
 from lockstep_spec.words import printable_line
 
@@ -66,7 +66,7 @@ def validate(where: TargetOptions, file: FilesOption, changes: SetOption = None)
             refuse_missing_gpus(resolved)
             if resolved.training is not None and (moved := moved_targets_here(resolved.training)):
                 raise ConfigError(moved)
-            doubts = backend_class(inputs.cluster.kind).doubts(resolved)
+            doubts = ahead_of(inputs.cluster.kind).doubts(resolved)
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:

@@ -18,7 +18,7 @@ from lockstep.api.objects import Typed
 from lockstep.cli.shared.clusterfiles import cluster_of_hosts, is_workspace, read_text
 from lockstep.cli.shared.inputs import Inputs, OptionalFileOption, SetOption, only, option_words, read_inputs
 from lockstep.cli.shared.jobargs import TargetOptions, find_cluster_job, on_site, stated_place
-from lockstep.cli.shared.target import is_embedded, tell_place
+from lockstep.cli.shared.target import is_embedded
 from lockstep.platforms.jobs.terminal import agent_command, differs_there, digest_here, run_on_all_nodes
 from lockstep.platforms.output import tell
 from lockstep.platforms.places.backends import backend_of, words_to
@@ -230,13 +230,13 @@ def run_job(
     `again`: options that start it again, which the job keeps where no API server does. `wishes`: fields of the order.
     """
     backend = backend_of(place, where)
-    inputs = inputs.typed("run", again) if again and backend.keeps_command else inputs
+    inputs = inputs.typed("run", again) if again and not backend.has_namespaces else inputs
     order = Order(inputs.job, inputs.cluster, typed, **wishes)
     if not backend.has_operator:
         backend.refuse("Interactive", order.job.spec.type == "Interactive")
         backend.ready(order)
         warn_ignored(order.job)
-    tell_place(where.verb, backend.place)
+    where.tell_of(backend)
     return backend.run(order)
 
 
@@ -307,7 +307,8 @@ def run_in_session(words: Sequence[str], job: str, where: TargetOptions, *, deta
         place, there = cluster_job.node(cluster, 0), f"{JOB_WORKSPACE}/{words[0]}"
         if digest and await differs_there(place, digest, there):
             tell(
-                f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} . {cluster_job.backend.again}"
+                f"warning: {words[0]} here differs from {there} of the pods, which runs: lockstep sync {job} ."
+                f" {cluster_job.backend.words.again}"
             )
         return await run_on_all_nodes(place, command)
 

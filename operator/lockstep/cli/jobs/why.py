@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.jobargs import Form, FormOption, JobArgument, TargetOptions, find_job, on_site
+from lockstep.plan.pages.logs import node_of_rank
 from lockstep.plan.pages.stacks import NOT_THERE, stacks_page
 from lockstep.platforms.output import put, put_json
 
@@ -74,7 +75,7 @@ def stacks(
     answers = found.stacks(rank)
     if all(answer.problem == NOT_THERE for answer in answers):
         if rank is not None and (found.status.get("ranks") or {}).get("desired"):
-            found.rank_node(rank)
+            node_of_rank(found.layout(), rank)
         raise ConfigError(f"{'no rank' if rank is None else f'no rank {rank}'} of {job} runs now: lockstep why {found.at}")
     put(*stacks_page(answers))
     if any(answer.problem for answer in answers):

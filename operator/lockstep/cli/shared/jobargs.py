@@ -190,9 +190,14 @@ class TargetOptions:
     def backend(self, *, hurried: bool = False) -> Backend:
         """Return where jobs are: the hosts of a cluster file, a namespace, or a workspace of this machine."""
         backend = backend_of(self.kind, self)
-        tell_place(self.verb, backend.place)
+        self.tell_of(backend)
         backend.hurried = hurried
         return backend
+
+    def tell_of(self, backend: Backend) -> None:
+        """Say where the verb acts. With namespaces, that is said when one is chosen."""
+        if not backend.has_namespaces:
+            tell_place(self.verb, backend.words.where)
 
     def on(self, file: ClusterFile, named: str) -> TargetOptions:
         """Return the place that a cluster file describes, which was given as `named`."""

@@ -45,7 +45,7 @@ def load(verb: Verb, cluster: str) -> ClusterFile:
 def refuse_workspace(cluster: str) -> None:
     """Raise ConfigError if a workspace of this machine is meant."""
     if is_workspace(cluster):
-        raise lack(LOCAL, "cp", root=cluster)
+        raise lack(LOCAL, "cp", name=cluster)
 
 
 def aim_at_file(verb: Verb, cluster_file: ClusterFile, named: str | None = None) -> None:

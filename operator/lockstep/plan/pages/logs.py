@@ -92,19 +92,14 @@ def _equal_counts(desired: int, nodes: int) -> list[int]:
     return [min(each, desired - first) for first in range(0, desired if nodes else 0, each)]
 
 
-def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
-    """The node that has a rank, by `status.ranks`. Raises ConfigError for a rank that the job hasn't got."""
-    desired = int(ranks.get("desired") or 0)
-    if not desired or not nodes:
+def node_of_rank(layout: RankLayout, rank: int) -> int:
+    """The node that has a rank. Raises ConfigError for a rank that the job hasn't got."""
+    if not layout.world_size:
         raise ConfigError("the job has not started yet, so its ranks have no nodes yet: lockstep why says what it waits for")
-    if rank >= desired:
-        raise no_such_rank(rank, desired)
-    return layout_of(ranks, nodes).node_of(rank)
-
-
-def no_such_rank(rank: int, count: int) -> ConfigError:
-    """Explain a rank that a job of so many ranks hasn't got."""
-    return ConfigError(f"there is no rank {rank}: the job has {f'{count} ranks, 0 to {count - 1}' if count > 1 else 'rank 0 only'}")
+    if rank >= layout.world_size:
+        last = layout.world_size - 1
+        raise ConfigError(f"there is no rank {rank}: the job has {f'{last + 1} ranks, 0 to {last}' if last else 'rank 0 only'}")
+    return layout.node_of(rank)
 
 
 def no_such_node(job: str, node: int, count: int) -> ConfigError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +14,19 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import HOSTS
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.output import put, say, tell
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, JobGone, NamedPlace, Spot, Stale, Volume, Volumes
-from lockstep.platforms.places.orders import Order, PlanWishes
+from lockstep.platforms.places.backend import Backend, Job
+from lockstep.platforms.places.common import CommonJob, show_to_its_end
+from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import POLL_SECONDS, STOP_SECONDS, JobGone, NamedPlace, Say, Spot, Stale, Use, Volume, Volumes, Words
+from lockstep_gang.contract.layout import RankLayout
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.files.clusterfile import ClusterFile
-    from lockstep.plan.ahead.forecast import Forecast
-    from lockstep.plan.cluster.finding import Finding
     from lockstep.plan.hosts.record import JobRecord
     from lockstep.plan.hosts.status import Seen
     from lockstep.plan.pages.stacks import RankAnswer
     from lockstep.plan.pages.why import Answer
-    from lockstep.plan.render.resolved import Resolved
-    from lockstep.plan.translate.trainer import Size
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
     from lockstep.platforms.hosts.fleet import Fleet
@@ -50,7 +49,6 @@ class HostsBackend(Backend):
     """The hosts of a cluster file."""
 
     kind = HOSTS
-    keeps_command = True
 
     @classmethod
     def at(cls, where: NamedPlace) -> Self:
@@ -62,10 +60,8 @@ class HostsBackend(Backend):
 
         self.hosts, self.profile, self.name = cluster_file.its_hosts(named), cluster_file.profile, cluster_file.cluster.name
         self.given = named
-        self.typed, self.again = cluster_words(named)
-        self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"on the hosts of {self.name}"
-        self.have = "they have"
+        self.typed, again = cluster_words(named)
+        self.words = Words(again, f"on the hosts of {self.name}", have="they have")
         self._problems: dict[str, str] = {}
         self._unread: list[str] = []
         self._fleet: Fleet | None = None
@@ -84,29 +80,6 @@ class HostsBackend(Backend):
 
     def run(self, order: Order) -> int:
         return run_on_hosts(self, order)
-
-    @classmethod
-    def plan(cls, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
-        from lockstep.platforms.hosts.ahead import plan_on_hosts
-
-        return plan_on_hosts(cls.at(where).fleet(), order, resolved, wishes)
-
-    @classmethod
-    def size(cls, file: ClusterFile, named: str, nodes: int | None, gpus: int | None) -> tuple[Size, Iterable[str]]:
-        """Return the size of a job, as of `Backend.size`. Hosts that state no GPUs are asked."""
-        from lockstep.plan.hosts.place import chosen
-        from lockstep.plan.translate.trainer import Size
-
-        every = file.its_hosts(named)
-        hosts = [host.name for host in chosen(every, nodes)]
-        counts = {name: every.gpu_counts[name] if gpus is None else gpus for name in hosts}
-        asked = [name for name, count in counts.items() if count is None]
-        answers, problems = asyncio.run(cls(file, named).fleet().look(asked)) if asked else ({}, {})
-        problems |= {
-            name: f"host {name}: its GPUs are not all known: {facts.gpu_problem}" for name, facts in answers.items() if facts.gpu_problem
-        }
-        known = [*(count or 0 for count in counts.values()), *(len(facts.gpus) for facts in answers.values())]
-        return Size(None if problems else sum(known) or len(hosts), nodes, gpus), problems.values()
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.hosts.shortruns import HostRuns
@@ -131,11 +104,12 @@ class HostsBackend(Backend):
 
         return await sync(self.fleet(), sending)
 
-    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+    def volumes_to_fill(self, name: str, order: Order | None, say: Say) -> Volumes:
         from lockstep.plan.hosts.place import chosen
         from lockstep.platforms.hosts.volumes import volumes_of
 
-        return await volumes_of(self.fleet(), [host.name for host in chosen(self.hosts, order.job.spec.nodes)])
+        hosts = self.job(name).seen.hosts if order is None else [host.name for host in chosen(self.hosts, order.job.spec.nodes)]
+        return asyncio.run(volumes_of(self.fleet(), hosts))
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         seen, self._problems = asyncio.run(self._look(""))
@@ -152,7 +126,7 @@ class HostsBackend(Backend):
             unread = self._unread
             every, _ = asyncio.run(self._look(""))
             away = "".join(f"; {sentence}" for sentence in [*problems.values(), *unread])
-            raise ConfigError(f"{self.no_such_job(name, every)}{away}")
+            raise ConfigError(f"{self.words.no_such_job(name, every)}{away}")
         return HostsJob(self, seen[name])
 
     async def _look(self, job: str) -> tuple[dict[str, Seen], dict[str, str]]:
@@ -178,12 +152,12 @@ class HostsBackend(Backend):
             if name not in seen and all(host in problems for host in one.record.hosts)
         }
         heard = {name: one for name, one in seen.items() if one.first not in problems}
-        known = {name: Remembered(one.record, progress_known(host_job(one, self.again, now).job, now)) for name, one in heard.items()}
+        known = {name: Remembered(one.record, progress_known(host_job(one, self.words.again, now).job, now)) for name, one in heard.items()}
         remember(self.name, known, [name for name in before if name not in seen and name not in away])
         return {name: replace(one, known=before[name].known) if name in before else one for name, one in seen.items()} | away, problems
 
 
-class HostsJob(Job):
+class HostsJob(CommonJob):
     """A job, as its hosts tell of it."""
 
     def __init__(self, backend: HostsBackend, seen: Seen) -> None:
@@ -196,7 +170,7 @@ class HostsJob(Job):
         from lockstep.plan.hosts.status import host_job
 
         self.seen = seen
-        self.observed = host_job(seen, self.backend.again, time.time())
+        self.observed = host_job(seen, self.backend.words.again, time.time())
         self.job = self.observed.job
 
     def record_on(self, host: str) -> JobRecord | None:
@@ -204,21 +178,15 @@ class HostsJob(Job):
         job = self.seen.jobs.get(host)
         return None if job is None else job.record
 
-    def rank_node(self, rank: int) -> int:
-        from lockstep.plan.pages.logs import no_such_rank
-        from lockstep_gang.contract.layout import RankLayout
-
-        layout = RankLayout(self.seen.record.ranks)
-        if rank >= layout.world_size:
-            raise no_such_rank(rank, layout.world_size)
-        return layout.node_of(rank)
+    def layout(self) -> RankLayout:
+        return RankLayout(self.seen.record.ranks)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.platforms.hosts.fleet import ask_ranks
 
         return asyncio.run(ask_ranks(self.backend.fleet(), self.seen, rank))
 
-    def look_again(self) -> Object:
+    def look_again(self, before: Object | None = None) -> Object:
         return asyncio.run(self.current())
 
     async def current(self, patience: float = 0.0) -> Object:
@@ -243,9 +211,9 @@ class HostsJob(Job):
         answer = why(self.observed, (), time.time())
         # The last line of every other node that waits, since node 0 can't tell what it doesn't hear, and where a reboot ends the job.
         says = (*complaints(self.seen), *unkept_words(self.seen))
-        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.again), says=says)
+        return replace(answer, next=next_steps(self.observed, answer.state, self.backend.words.again), says=says)
 
-    async def commits(self, verb: str, options: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
+    async def commits(self, verb: str, options: Sequence[str], say: Say) -> tuple[str, int]:
         """Return that of the commits on all of its hosts."""
         from lockstep.platforms.hosts.commits import commits_on_hosts
 
@@ -253,7 +221,7 @@ class HostsJob(Job):
         away = dict(self.seen.problems)
         for node, host in enumerate(self.seen.hosts):
             try:
-                async with self.trainer(node, lambda _: None) as volume:
+                async with self.volume(node, say, Use.TRAINER) as volume:
                     volumes[host] = volume
             except Failed as error:
                 away[host] = str(error)
@@ -318,7 +286,7 @@ class HostsJob(Job):
         asyncio.run(remove(self.backend.fleet(), self.seen))
         return "what it left in the workspaces of its hosts stays"
 
-    async def is_over(self, say: Callable[[str], None]) -> bool:
+    async def is_over(self, say: Say) -> bool:
         status, before = await self.current(), self._is_suspended
         self._is_suspended = condition(status, "Progressing").get("reason") == "Suspended"
         if self._is_suspended and not before:
@@ -329,9 +297,8 @@ class HostsJob(Job):
         """Look at it with its ranks. A host that doesn't answer is shown as not seen."""
         from lockstep.plan.pages.top import machine_node
         from lockstep.platforms.jobs.top import looks_of_job
-        from lockstep_gang.contract.layout import RankLayout
 
-        layout = RankLayout(self.seen.record.ranks)
+        layout = self.layout()
         folders = {
             node: (self.backend.fleet().place(host), f"{record.workspace}/runs/{self.name}")
             for node, host in enumerate(self.seen.hosts)
@@ -359,10 +326,18 @@ class HostsJob(Job):
         return nodes
 
     @asynccontextmanager
-    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        yield self._files_of(node)
+    async def volume(self, node: int, say: Say, use: Use = Use.READ, gpus: int = 0) -> AsyncIterator[HostVolume]:
+        """Open the files of a node; for the trainer's packages, with the Python and the variables of the job's ranks there."""
+        files, record = self._files_of(node)
+        if use.needs_trainer:
+            variables = dict(record.environment)
+            if use is Use.MODEL:
+                variables["CUDA_VISIBLE_DEVICES"] = await self.free_gpus(node, gpus) if gpus else ""
+            place = replace(files.place, python=record.command[:1], environment=tuple(variables.items()))
+            files = HostVolume(place, files.workspace, files.datasets)
+        yield files
 
-    def _files_of(self, node: int) -> Volume:
+    def _files_of(self, node: int) -> tuple[HostVolume, JobRecord]:
         from lockstep.plan.pages.logs import no_such_node
 
         if node >= len(self.seen.hosts):
@@ -373,7 +348,7 @@ class HostsJob(Job):
         job = self.seen.jobs.get(host)
         if job is None or job.record is None:
             raise Failed(f"host {host} has no files of job {self.name}")
-        return Volume(self.backend.fleet().place(host), job.record.workspace, job.record.datasets)
+        return HostVolume(self.backend.fleet().place(host), job.record.workspace, job.record.datasets), job.record
 
     async def free_gpus(self, node: int, count: int) -> str:
         """Return `count` free GPUs of a node, as CUDA_VISIBLE_DEVICES takes them. Raises ConfigError, which says what uses the others, if
@@ -388,33 +363,11 @@ class HostsJob(Job):
         return ",".join(gpu.uuid for gpu in gpus_for(self.backend.hosts.host(host), answers[host], count))
 
     @asynccontextmanager
-    async def trainer(self, node: int, say: Callable[[str], None]) -> AsyncIterator[HostVolume]:
-        """Open the files of a node as `volume` does, with the Python and the variables of the job's ranks there."""
-        async with self.volume(node, say) as volume:
-            record = self.seen.jobs[self.seen.hosts[node]].record
-            assert record is not None  # noqa: S101 (`volume` refuses others)
-            fleet = self.backend.fleet()
-            place = replace(fleet.place(self.seen.hosts[node]), python=record.command[:1], environment=tuple(record.environment.items()))
-            yield HostVolume(place, volume.workspace, volume.datasets)
-
-    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
-        from lockstep.platforms.hosts.volumes import volumes_of
-
-        return await volumes_of(self.backend.fleet(), self.seen.hosts)
-
-    @asynccontextmanager
     async def spot(self, node: int, *, ports: bool) -> AsyncIterator[Spot]:
         from lockstep.platforms.hosts.forward import spot_on_host
 
-        async with self.trainer(node, say) as volume:
+        async with self.volume(node, say, Use.TRAINER) as volume:
             yield spot_on_host(volume, volume.place, self.backend.hosts.host(self.seen.hosts[node]))
-
-    @asynccontextmanager
-    async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        async with self.trainer(0, say) as volume:
-            visible = {"CUDA_VISIBLE_DEVICES": await self.free_gpus(0, gpus) if gpus else ""}
-            environment = {**dict(volume.place.environment), **visible}
-            yield volume._replace(place=replace(volume.place, environment=tuple(environment.items())))
 
 
 START_POLL_SECONDS, PATIENCE_SECONDS = 0.3, 1.0
@@ -437,14 +390,14 @@ def run_on_hosts(backend: HostsBackend, order: Order) -> int:
     try:
         seen = asyncio.run(start(fleet, order, patience=patience))
     except (KeyboardInterrupt, SystemExit):  # SystemExit: by SIGTERM, or a terminal that was closed
-        say(f"interrupted while job {order.job.metadata.name} was being started: lockstep get {backend.again} shows whether it runs")
+        say(f"interrupted while job {order.job.metadata.name} was being started: lockstep get {backend.words.again} shows whether it runs")
         raise
     job = HostsJob(backend, seen)
     say(f"job {job.name} is started on {', '.join(job.seen.hosts)}; it runs on without this terminal: lockstep logs {job.at} -f")
     job.warn_unkept()
     if order.detach:
         return _until_running(job)
-    return asyncio.run(job.show_to_its_end(LogSelection()))
+    return asyncio.run(show_to_its_end(job, LogSelection()))
 
 
 def _until_running(job: HostsJob) -> int:

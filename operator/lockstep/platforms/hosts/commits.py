@@ -10,7 +10,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.hosts.commits import merged_list, merged_verdicts, read_commits
 from lockstep.platforms.files.results import BAD_NEWS, inspected
 from lockstep.platforms.hosts.fleet import Fleet
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from lockstep_spec.words import named
 
 Json = dict[str, Any]

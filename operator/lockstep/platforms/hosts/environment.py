@@ -33,6 +33,7 @@ from lockstep.platforms.hosts.volumes import sharing
 from lockstep.platforms.hosts.wheelhouse import WheelFile, digest_of, fetch
 from lockstep.platforms.inpod import carry, source_of
 from lockstep.platforms.onhost import gputest, install
+from lockstep.platforms.places.values import Say
 from lockstep.programs import ProgramFailed, answer_of, lines_in, python_output, python_program
 from lockstep_spec.files import write_durably
 from lockstep_spec.words import number_of
@@ -45,7 +46,6 @@ SOURCE_ONLY = ("deepspeed",)
 TRAINER = ("lockstep_gang", "lockstep_machine", "lockstep_spec", "lockstep_train")
 _ARCHIVE = re.compile(r"https://[^\s?#]+/(?P<release>\d{8})/(?P<name>cpython-[A-Za-z0-9._+-]{1,200}\.tar\.(?:gz|zst))")
 _TIME = (1980, 1, 1, 0, 0, 0)
-Say = Callable[[str], None]
 FilesOf = Callable[[str], Sequence[WheelFile]]
 """Files that a host needs, by its name."""
 FOLDER = "wheels"

@@ -15,7 +15,7 @@ from lockstep.api.errors import Failed
 from lockstep.kube.forward import HERE, held
 from lockstep.platforms.hosts.place import HostPlace
 from lockstep.platforms.hosts.ssh import Shared
-from lockstep.platforms.places.backend import Spot, Volume
+from lockstep.platforms.places.values import Spot, Volume
 from lockstep_machine.network import free_ports
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from lockstep.platforms.hosts.start import looked, place_files, refuse_unfit
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.onhost import sweep
+from lockstep.platforms.places.values import Say
 from lockstep.programs import Program, kept_alive, lines_in, next_answer
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.words import printable_line
@@ -42,7 +43,6 @@ BEAT_SECONDS = 10.0
 PLACE_SECONDS = 120.0
 END_SECONDS = 30.0
 ENDINGS = (0, 1, 75)
-Say = Callable[[str], None]
 Alter = Callable[[Run, str], Run]
 """Change of a node's run; gets the path of the agent's file, too."""
 

@@ -36,8 +36,8 @@ from lockstep.platforms.hosts.volumes import looking_for_marks
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import keep
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import STOP_SECONDS
 from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import STOP_SECONDS
 from lockstep.programs import Program, lines_in, next_answer, python_program
 from lockstep_gang.contract.run import run_text
 from lockstep_spec.choices import StorageMode

@@ -16,7 +16,7 @@ from lockstep.plan.hosts.volumes import Sharing, groups_of
 from lockstep.platforms.hosts.fleet import Fleet
 from lockstep.platforms.inpod import source_of
 from lockstep.platforms.onhost import marks as marks_program
-from lockstep.platforms.places.backend import Volume, Volumes
+from lockstep.platforms.places.values import Volume, Volumes
 from lockstep.programs import Program, ProgramFailed, answer_of, lines_in, meanwhile, python_program
 from lockstep_spec.words import printable_line
 

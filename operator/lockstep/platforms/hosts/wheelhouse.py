@@ -19,6 +19,7 @@ from lockstep.api.errors import Failed
 from lockstep.environments import cache_root, installer
 from lockstep.plan.hosts.wheels import HostTarget, Offer, Pin, lock_of, offers_of
 from lockstep.platforms.hosts.ssh import alone_at
+from lockstep.platforms.places.values import Say
 from lockstep.programs import WORDS_MAX
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ TRIES = 4
 RETRY_SECONDS = 2.0
 READ_SECONDS = 60.0
 PIECE_BYTES = 1 << 20
-Say = Callable[[str], None]
 R = TypeVar("R")
 
 

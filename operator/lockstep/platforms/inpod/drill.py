@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,10 @@ from typing import Any
 
 from lockstep_machine.processes import leads_session, process_state, rank_processes, run_dir_of
 from lockstep_machine.readings import PROC, stat_fields
+from lockstep_machine.wire import Asker
 
 FILLER = "drill-fill"
 WATCH_SECONDS = 0.05
-SILENCE_SECONDS = 60.0
 STOPPED, ENDED = "T", ("", "Z")
 COMMIT = re.compile(r"step-(\d+)\.a(\d+)")
 
@@ -34,24 +33,9 @@ def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-class Tether:
-    """Tells whether the command that started this verb still runs."""
-
-    def __init__(self) -> None:
-        self._heard, self._ended = time.monotonic(), False
-        threading.Thread(target=self._read, daemon=True).start()
-
-    @property
-    def is_cut(self) -> bool:
-        return self._ended or time.monotonic() - self._heard > SILENCE_SECONDS
-
-    def _read(self) -> None:
-        try:
-            while os.read(0, 1024):
-                self._heard = time.monotonic()
-        except OSError:
-            pass  # it was never open
-        self._ended = True
+def _command() -> Asker:
+    """Return the command that started this verb. Nothing is buffered, so that no lock is held at the verb's end."""
+    return Asker(open(0, "rb", buffering=0, closefd=False))
 
 
 def run_dir() -> Path:
@@ -91,13 +75,13 @@ def lose(rank: int) -> None:
 
 def freeze(rank: int) -> None:
     """Stop the rank's process for as long as somebody listens, or until it is killed."""
-    tether, pid = Tether(), leader(rank)
+    command, pid = _command(), leader(rank)
     os.kill(pid, signal.SIGSTOP)
     try:
         while state_letter(pid) not in (STOPPED, *ENDED):  # it stops when it next leaves the kernel
             time.sleep(WATCH_SECONDS)
         say(hit=rank)
-        while not tether.is_cut and state_letter(pid) not in ENDED:
+        while not command.is_gone and state_letter(pid) not in ENDED:
             time.sleep(WATCH_SECONDS)
     finally:
         let_go_on(pid)
@@ -123,10 +107,10 @@ def thaw(rank: int) -> None:
 
 def watch(attempt: int, seconds: float) -> None:
     """Say when nothing of the attempt runs here any more, and when something of a later one does."""
-    tether = Tether()
+    command = _command()
     say(watching=attempt)
     end, stopped = time.monotonic() + seconds, False
-    while time.monotonic() < end and not tether.is_cut:
+    while time.monotonic() < end and not command.is_gone:
         attempts = {process["attempt"] for process in processes()}
         if not stopped and attempt not in attempts:
             stopped = True
@@ -183,12 +167,12 @@ def fill(most: int, seconds: float) -> None:
     free = room.f_bavail * room.f_frsize
     if free > most:
         sys.exit(f"the volume has {free >> 20} MiB free, and no more than {most >> 20} are to be written")
-    path, end, tether = folder / FILLER, time.monotonic() + seconds, Tether()
+    path, end, command = folder / FILLER, time.monotonic() + seconds, _command()
     try:
         with path.open("wb", buffering=0) as file:
             grow(file.fileno(), most)
             say(full=True, bytes=os.fstat(file.fileno()).st_size)
-            while time.monotonic() < end and path.exists() and not tether.is_cut:
+            while time.monotonic() < end and path.exists() and not command.is_gone:
                 grow(file.fileno(), most)  # what rotation frees meanwhile
                 time.sleep(0.2)
     finally:

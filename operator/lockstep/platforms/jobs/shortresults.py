@@ -56,6 +56,8 @@ class ShortRuns(ABC):
     """State that an interrupted one leaves: `the pods are removed`."""
     silent = False
     """True if its runs say nothing of what they wait for."""
+    on_one_machine = False
+    """True if all nodes share the processors and the memory of one machine."""
 
     @abstractmethod
     async def run(self, kind: Short, job: TrainingJob, hear: Hear, read: Read | None = None) -> ShortEnd:

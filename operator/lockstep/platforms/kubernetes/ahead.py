@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -27,36 +27,39 @@ from lockstep.platforms.files.reader import reader, stateful_set_before_start
 from lockstep.platforms.jobs.planfacts import known_facts
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.kubernetes.job import FILL_SECONDS
-from lockstep.platforms.places.backend import NamedPlace, Volume, Volumes
+from lockstep.platforms.places.backends import Ahead
 from lockstep.platforms.places.orders import Order, PlanWishes
+from lockstep.platforms.places.values import NamedPlace, Say, Volume, Volumes
 from lockstep_spec.choices import StorageMode
 
 
-def doubts_of_objects(resolved: Resolved) -> list[str]:
-    """Return why the image may not be there. Raises ConfigError for a job that makes no valid objects."""
-    render(resolved)
-    doubt = None if is_stand_in(resolved) else image_doubt(resolved)
-    return [f"image: {doubt}"] if doubt else []
+class KubernetesAhead(Ahead):
+    """A job on a cluster that may not be there yet."""
+
+    def doubts(self, resolved: Resolved) -> list[str]:
+        """Return why the image may not be there. Raises ConfigError for a job that makes no valid objects."""
+        render(resolved)
+        doubt = None if is_stand_in(resolved) else image_doubt(resolved)
+        return [f"image: {doubt}"] if doubt else []
+
+    def plan(self, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
+        stated = known_facts(resolved, wishes.model_config, wishes.samples, wishes.tokens_per_second, offline=wishes.offline)
+        samples = planned.samples(resolved, order.job)
+        compared, facts = None, None
+        if not (wishes.offline or is_stand_in(resolved)):
+            try:
+                compared, facts = asyncio.run(_look(resolved, samples, where.target().client.connected()))
+            except ConfigError as error:
+                raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
+        size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
+        speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
+        fix = "--on NODESxGPUSxCARD, such as --on 2x4xH100" if is_stand_in(resolved) and resolved.gpus_per_node else stated.capacity_fix
+        estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, capacity_fix=fix, speed=speed))
+        first, *others = planned.all_findings(resolved, samples[1], compared, facts, estimate)
+        return [first, *(wishes.hardware.refusals(resolved) if wishes.hardware is not None else ()), *others], estimate
 
 
-def plan_on_cluster(where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
-    stated = known_facts(resolved, wishes.model_config, wishes.samples, wishes.tokens_per_second, offline=wishes.offline)
-    samples = planned.samples(resolved, order.job)
-    compared, facts = None, None
-    if not (wishes.offline or is_stand_in(resolved)):
-        try:
-            compared, facts = asyncio.run(_look(resolved, samples, where.target().client.connected()))
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or --offline, which plans by the files alone") from error
-    size, source = capacity(resolved, () if facts is None else facts.list("Node").items)
-    speed = measured_speed(order.cluster.calibration, order.cluster.pairs, resolved.transport.value)
-    fix = "--on NODESxGPUSxCARD, such as --on 2x4xH100" if is_stand_in(resolved) and resolved.gpus_per_node else stated.capacity_fix
-    estimate = forecast(resolved, replace(stated, capacity_bytes=size, capacity_source=source, capacity_fix=fix, speed=speed))
-    first, *others = planned.all_findings(resolved, samples[1], compared, facts, estimate)
-    return [first, *(wishes.hardware.refusals(resolved) if wishes.hardware is not None else ()), *others], estimate
-
-
-async def volumes_before_start(target: Target, order: Order, say: Callable[[str], None]) -> Volumes:
+def volumes_before_start(target: Target, order: Order, say: Say) -> Volumes:
     """Return the volumes of a job that its file describes. Raises ConfigError for those that are made with its pods."""
     job = resolve_with_warnings(order.job, order.cluster, target.namespace)
     if job.storage_mode is not StorageMode.SHARED:
@@ -68,7 +71,7 @@ async def volumes_before_start(target: Target, order: Order, say: Callable[[str]
 
 
 @asynccontextmanager
-async def _before_start(target: Target, job: Resolved, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+async def _before_start(target: Target, job: Resolved, say: Say) -> AsyncIterator[Volume]:
     async with target.client.connected() as cluster:
         stateful_set = await stateful_set_before_start(cluster, job)
         async with reader(cluster, stateful_set, seconds=FILL_SECONDS, secrets=True, say=say) as place:

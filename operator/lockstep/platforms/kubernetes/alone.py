@@ -37,6 +37,7 @@ from lockstep.platforms.kubernetes.objects import Run, objects, prepare
 from lockstep.platforms.kubernetes.status import observe_run
 from lockstep.platforms.output import put, put_text
 from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import Say
 from lockstep.programs import meanwhile
 from lockstep_spec.exits import DONE, FAILED
 from lockstep_spec.words import number_of
@@ -49,7 +50,6 @@ OWN = "lockstep:"
 LEAVE_SECONDS = 60.0
 RESULT_SECONDS = 900.0
 """Time limit of a run that is removed at its end, unless a person sets one."""
-Say = Callable[[str], None]
 Leave = Callable[[], Awaitable[None]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from lockstep.api.errors import ConfigError
@@ -15,17 +15,15 @@ from lockstep.kube.jobs import get_job, list_jobs, runs_without_operator
 from lockstep.kube.threads import in_thread
 from lockstep.plan.pages.table import is_open, marked
 from lockstep.platforms.jobs.observe import operator_unheard
-from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, unknown_job
+from lockstep.platforms.kubernetes.job import KubernetesJob, looks_of_job, seen_runs, words_in
 from lockstep.platforms.output import tell
-from lockstep.platforms.places.backend import Backend, Job, NamedPlace, Stale, Volumes
-from lockstep.platforms.places.orders import Order, PlanWishes
+from lockstep.platforms.places.backend import Backend, Job
+from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import NamedPlace, Say, Stale, Volumes
 from lockstep_spec.words import listed
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
-    from lockstep.plan.ahead.forecast import Forecast
-    from lockstep.plan.cluster.finding import Finding
-    from lockstep.plan.render.resolved import Resolved
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.files.copies import Copy, CopyWish
     from lockstep.platforms.files.sending import Sending
@@ -45,32 +43,12 @@ class KubernetesBackend(Backend):
         return cls(where.target())
 
     def __init__(self, target: Target) -> None:
-        self.target = target
-        self.again = f"-n {target.namespace}{target.options}"
-        self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"in namespace {target.namespace}"
-        self.noun = "TrainingJob"
-
-    @property
-    def place(self) -> str:
-        return self.target.place
+        self.target, self.words = target, words_in(target.namespace, target.options)
 
     def run(self, order: Order) -> int:
         from lockstep.platforms.kubernetes.submit import run_on_cluster
 
         return run_on_cluster(order, self.target, self)
-
-    @classmethod
-    def doubts(cls, resolved: Resolved) -> list[str]:
-        from lockstep.platforms.kubernetes.ahead import doubts_of_objects
-
-        return doubts_of_objects(resolved)
-
-    @classmethod
-    def plan(cls, where: NamedPlace, order: Order, resolved: Resolved, wishes: PlanWishes) -> tuple[list[Finding], Forecast]:
-        from lockstep.platforms.kubernetes.ahead import plan_on_cluster
-
-        return plan_on_cluster(where, order, resolved, wishes)
 
     def short_runs(self, profile: TrainingCluster, seconds: int | None) -> ShortRuns:
         from lockstep.platforms.kubernetes.shortruns import PodRuns
@@ -90,13 +68,12 @@ class KubernetesBackend(Backend):
 
         return await sync(self.target, sending)
 
-    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+    def volumes_to_fill(self, name: str, order: Order | None, say: Say) -> Volumes:
         from lockstep.platforms.kubernetes.ahead import volumes_before_start
 
-        name = order.job.metadata.name
-        async with self.target.client.connected() as cluster:
-            has_started = await cluster.get("StatefulSet", self.target.namespace, name) is not None
-        return await (self.job(name).volumes_to_fill(say) if has_started else volumes_before_start(self.target, order, say))
+        if order is None or self.target.client.run(lambda cluster: cluster.get("StatefulSet", self.target.namespace, name)) is not None:
+            return super().volumes_to_fill(name, order, say)
+        return volumes_before_start(self.target, order, say)
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
         jobs = list_jobs(self.target.client, None if everywhere else self.target.namespace, selector)
@@ -148,7 +125,7 @@ def no_such_job(target: Target, name: str) -> str:
         {str(job["metadata"].get("namespace", "")) for job in every if job["metadata"]["name"] == name} - {"", target.namespace}
     )
     if not places:
-        return unknown_job(name, target.namespace, here)
+        return words_in(target.namespace).no_such_job(name, here)
     has = f"namespace {places[0]} has one" if len(places) == 1 else f"namespaces {listed(places)} have one"
     return f"there is no TrainingJob {name} in namespace {target.namespace}, but {has}: add -n {places[0]}"
 

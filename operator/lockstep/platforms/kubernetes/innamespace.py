@@ -45,5 +45,5 @@ class InNamespace(KubernetesBackend):
     def _refuse_ended(self, order: Order, run: Object) -> None:
         """Raise ConfigError where the run of this name has ended, by the record on its volume."""
         (job,) = seen_runs(self.target, [run], read=True)
-        retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.again}"
-        refuse_ended(order.job, job, f"{job['metadata']['name']} {self.again}", retry, order.typed)
+        retry = f"lockstep retry -f {shlex.quote(order.typed.file)} --in-namespace {self.words.again}"
+        refuse_ended(order.job, job, f"{job['metadata']['name']} {self.words.again}", retry, order.typed)

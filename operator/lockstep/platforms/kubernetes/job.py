@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,15 +16,17 @@ from lockstep.api.names import AGENT_PATH, CONTAINER, DATASETS, KUBERNETES, WORK
 from lockstep.api.objects import Object, condition, current_status, go_on_words, has_ended, has_no_pods, is_run, is_running, is_true, uid_of
 from lockstep.kube.cluster import NOT_FOUND, ApiError, Cluster
 from lockstep.kube.exec import PodPlace
-from lockstep.kube.jobs import delete_job, get_job, job_events, patch_spec
+from lockstep.kube.jobs import delete_job, get_job, patch_spec
 from lockstep.kube.kinds import path_of
 from lockstep.kube.outage import Outage
 from lockstep.kube.threads import in_thread
-from lockstep.plan.pages.logs import LogSelection, no_such_node, node_of_rank, nodes_of
+from lockstep.plan.pages.logs import LogSelection, layout_of, no_such_node, nodes_of
 from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 from lockstep.platforms.output import say, tell
-from lockstep.platforms.places.backend import Backend, Job, JobGone, Spot, Volume, Volumes, instead_of
+from lockstep.platforms.places.backend import Backend
+from lockstep.platforms.places.common import CommonJob
 from lockstep.platforms.places.orders import lack
+from lockstep.platforms.places.values import JobGone, Say, Spot, Use, Volume, Words
 
 if TYPE_CHECKING:
     from lockstep.plan.observed import Observed
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from lockstep.plan.pages.why import Answer, ClusterHome
     from lockstep.platforms.clusters.target import Target
     from lockstep.platforms.jobs.looks import Looks
+    from lockstep_gang.contract.layout import RankLayout
 
 T = TypeVar("T")
 FILL_SECONDS = 86400
@@ -41,7 +44,7 @@ WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class KubernetesJob(Job):
+class KubernetesJob(CommonJob):
     """A job as the API server has it."""
 
     target: Target
@@ -70,11 +73,11 @@ class KubernetesJob(Job):
         """Return the container of a node's ranks."""
         return PodPlace(cluster, self.namespace, pod_name(self.name, number), CONTAINER)
 
-    def rank_node(self, rank: int) -> int:
+    def layout(self) -> RankLayout:
         from lockstep.platforms.jobs.runs import frozen_run
 
         nodes = nodes_of(self.job) or int(self.run(lambda cluster: frozen_run(cluster, self.job)).get("nodes", 0))
-        return node_of_rank(self.status.get("ranks") or {}, nodes, rank)
+        return layout_of(self.status.get("ranks") or {}, nodes)
 
     def stacks(self, rank: int | None) -> list[RankAnswer]:
         from lockstep.platforms.jobs.runs import ask_ranks
@@ -85,15 +88,13 @@ class KubernetesJob(Job):
         """Return a run of --in-namespace with its status; any other job as it is."""
         return replace(self, job=seen_runs(self.target, [self.job])[0]) if is_run(self.job) else self
 
-    def look_again(self) -> Object:
-        if is_run(self.job):
-            return self.seen().status
-        return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
-
-    def look_for_end(self, before: Object) -> Object:
-        """Return its status, once its pods have gone as its volume has it: that is read once, since a reader may keep others from it."""
-        status = self.look_again()
-        if has_no_pods(status) and not has_no_pods(before):
+    def look_again(self, before: Object | None = None) -> Object:
+        if not is_run(self.job):
+            return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
+        status = self.seen().status
+        if (
+            before is not None and has_no_pods(status) and not has_no_pods(before)
+        ):  # its volume knows: read once, a reader may be in the way
             return replace(self, job=seen_runs(self.target, [self.job], read=True)[0]).status
         return status
 
@@ -102,9 +103,6 @@ class KubernetesJob(Job):
         if found is None or uid_of(found) != self.uid:
             raise JobGone(self.name, found)
         return found
-
-    def events(self) -> list[Object]:
-        return job_events(self.target.client, self.job)
 
     def answer(self, bundle: Path | None) -> Answer:
         return self.run(lambda connection: _answer(connection, self, bundle))
@@ -183,40 +181,22 @@ class KubernetesJob(Job):
             raise Failed(str(error)) from error
         return "its claims stay"
 
-    async def lines(self, selection: LogSelection, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
-        from lockstep.platforms.jobs.logs import lines
-
-        async with self.target.client.connected() as cluster, aclosing(lines(cluster, self.job, selection, say)) as output:
-            async for line in output:
-                yield line
-
-    async def follow(
-        self, selection: LogSelection, say: Callable[[str], None], watch: Callable[[Object], object] = has_ended
+    async def lines(
+        self, selection: LogSelection, say: Say, *, follow: bool = False, watch: Callable[[Object], object] = has_ended
     ) -> AsyncGenerator[str, None]:
-        """Yield the lines as `Job.follow` does. `watch` gets the status whenever there is no log to read."""
-        from lockstep.platforms.jobs.logs import follow, lines
+        """Yield the lines as `Job.lines` does. `watch` gets the status whenever there is no log to follow."""
+        from lockstep.platforms.jobs import logs
 
         printed = False
         async with self.target.client.connected() as cluster:
-            async for line in follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say, watch)):
-                printed = True
-                yield line
+            if follow:
+                async for line in logs.follow(cluster, self.namespace, self.name, selection, _Over(cluster, self, say, watch)):
+                    printed = True
+                    yield line
             if not printed:
-                async with aclosing(lines(cluster, self.job, selection, say)) as output:
+                async with aclosing(logs.lines(cluster, self.job, selection, say)) as output:
                     async for line in output:
                         yield line
-
-    @asynccontextmanager
-    async def ranks(self, node: int) -> AsyncIterator[Volume]:
-        async with self.target.client.connected() as cluster:
-            yield Volume(self.node(cluster, node), WORKSPACE, DATASETS)
-
-    async def volumes_to_fill(self, say: Callable[[str], None]) -> Volumes:
-        from lockstep.platforms.files.reader import nodes_with_volumes
-
-        async with self.target.client.connected() as cluster:
-            nodes = await nodes_with_volumes(cluster, self.namespace, self.name)
-        return {f"node {node}": volume_to_fill(self.target, self.name, node, say) for node in nodes}
 
     def running_pod(self, node: int) -> str:
         """Return the name of a node's pod. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
@@ -263,39 +243,28 @@ class KubernetesJob(Job):
         while await in_thread(lambda: outage.ask(lambda: self.running_pod(node), "away")):  # noqa: ASYNC110 (nothing here tells of it)
             await asyncio.sleep(WATCH_SECONDS)
 
-    @asynccontextmanager
-    async def beside_ranks(self, gpus: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        from lockstep.platforms.files.results import idle_or_own_pod
-
-        async with (
-            self.target.client.connected() as cluster,
-            idle_or_own_pod(cluster, self.namespace, self.name, gpus, say) as place,
-        ):
-            yield Volume(place, WORKSPACE, DATASETS)
-
     def nodes_with_volumes(self) -> list[int]:
         from lockstep.platforms.files.reader import nodes_with_volumes
 
         return self.run(lambda cluster: nodes_with_volumes(cluster, self.namespace, self.name))
 
     @asynccontextmanager
-    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-        from lockstep.platforms.files.reader import beside
-
-        async with self.target.client.connected() as cluster, beside(cluster, self.namespace, self.name, node, say=say) as place:
+    async def volume(self, node: int, say: Say, use: Use = Use.READ, gpus: int = 0) -> AsyncIterator[Volume]:
+        async with self.target.client.connected() as cluster, self._pod_for(cluster, node, say, use, gpus) as place:
             yield Volume(place, WORKSPACE, DATASETS)
 
+    def _pod_for(self, cluster: Cluster, node: int, say: Say, use: Use, gpus: int) -> AbstractAsyncContextManager[PodPlace]:
+        """Return the container that sees a node's files for this use: in a pod of its own where the ranks' isn't there, or won't do."""
+        from lockstep.platforms.files.reader import beside
+        from lockstep.platforms.files.results import idle_or_own_pod
 
-@asynccontextmanager
-async def volume_to_fill(target: Target, job: str, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
-    """Open the files of a job's node for a long download, with its variables from Secrets. Raises as `files.reader.beside`."""
-    from lockstep.platforms.files.reader import beside
-
-    async with (
-        target.client.connected() as cluster,
-        beside(cluster, target.namespace, job, node, seconds=FILL_SECONDS, secrets=True, say=say) as place,
-    ):
-        yield Volume(place, WORKSPACE, DATASETS)
+        if use is Use.RANKS:
+            return nullcontext(self.node(cluster, node))
+        if use is Use.MODEL:
+            return idle_or_own_pod(cluster, self.namespace, self.name, gpus, say)
+        if use is Use.FILL:  # (with its variables from Secrets)
+            return beside(cluster, self.namespace, self.name, node, seconds=FILL_SECONDS, secrets=True, say=say)
+        return beside(cluster, self.namespace, self.name, node, say=say)
 
 
 def seen_runs(target: Target, runs: Sequence[Object], *, read: bool = False) -> list[Object]:
@@ -314,7 +283,7 @@ def seen_runs(target: Target, runs: Sequence[Object], *, read: bool = False) -> 
 class _Over:
     """Answers whether a job that is followed has ended."""
 
-    def __init__(self, cluster: Cluster, job: KubernetesJob, say: Callable[[str], None], watch: Callable[[Object], object]) -> None:
+    def __init__(self, cluster: Cluster, job: KubernetesJob, say: Say, watch: Callable[[Object], object]) -> None:
         self._cluster, self._job, self._say, self._watch = cluster, job, say, watch
         self._reason, self._outage = "", Outage(say)
 
@@ -378,10 +347,9 @@ async def _write(path: Path, connection: Cluster, observed: Observed, answer: st
     tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))
 
 
-def unknown_job(name: str, namespace: str, names: list[str]) -> str:
-    """Explain a job that no namespace has."""
-    others = instead_of(name, names, Backend.have, "-n names another namespace")
-    return f"there is no TrainingJob {name} in namespace {namespace}: {others}"
+def words_in(namespace: str, options: str = "") -> Words:
+    """Return the words for a namespace. `options`: those of its target."""
+    return Words(f"-n {namespace}{options}", f"in namespace {namespace}", noun="TrainingJob", elsewhere="-n names another namespace")
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "") -> None:
@@ -392,7 +360,7 @@ async def known_job(cluster: Cluster, namespace: str, name: str, hint: str = "")
         return
     names = [str(job["metadata"]["name"]) for job in await all_of(cluster, JOB, namespace)]
     if name not in names:
-        raise ConfigError(f"{unknown_job(name, namespace, names)}{hint}")
+        raise ConfigError(f"{words_in(namespace).no_such_job(name, names)}{hint}")
 
 
 async def looks_of_job(job: KubernetesJob, interval: float, *, live: bool) -> Looks:

@@ -28,8 +28,9 @@ from lockstep.platforms.files.reader import running_pods
 from lockstep.platforms.inpod import forget, source_of
 from lockstep.platforms.jobs.netrates import measure_pairs
 from lockstep.platforms.jobs.shortresults import LINES, Hear, Read, Short, ShortEnd, ShortRuns
-from lockstep.platforms.kubernetes.alone import OWN, Say, run_until
+from lockstep.platforms.kubernetes.alone import OWN, run_until
 from lockstep.platforms.kubernetes.objects import Run, prepare
+from lockstep.platforms.places.values import Say
 from lockstep.programs import meanwhile, python_output
 from lockstep_gang.contract.run import WhenDone, run_text
 from lockstep_spec.choices import StorageMode

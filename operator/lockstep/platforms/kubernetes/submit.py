@@ -24,8 +24,9 @@ from lockstep.platforms.jobs.observe import operator_unheard
 from lockstep.platforms.jobs.resolved import resolve_with_warnings
 from lockstep.platforms.kubernetes.job import KubernetesJob
 from lockstep.platforms.output import put, say
-from lockstep.platforms.places.backend import POLL_SECONDS, Backend, JobGone
+from lockstep.platforms.places.backend import Backend
 from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import POLL_SECONDS, JobGone
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
@@ -218,7 +219,7 @@ def _until(job: KubernetesJob, watch: StartWatch, reached: Callable[[SubmittedSt
 async def _follow(job: KubernetesJob, watch: StartWatch) -> int:
     trouble: Failed | ConfigError | None = None
     try:
-        async with aclosing(job.follow(LogSelection(), say, watch)) as lines:
+        async with aclosing(job.lines(LogSelection(), say, follow=True, watch=watch)) as lines:
             async for line in lines:
                 put(line, flush=True)
     except (Failed, ConfigError) as error:  # (also of a job that has ended before it had a log)

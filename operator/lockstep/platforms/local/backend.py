@@ -8,8 +8,8 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,9 +19,11 @@ from lockstep.api.names import DELETED
 from lockstep.api.objects import Object, go_on_words, typed_command
 from lockstep.platforms.local.environment import in_full_environment
 from lockstep.platforms.output import say
-from lockstep.platforms.places.backend import POLL_SECONDS, STOP_SECONDS, Backend, Job, NamedPlace, Stale, Volume, Volumes
+from lockstep.platforms.places.backend import Backend, Job
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE, words_to
+from lockstep.platforms.places.common import CommonJob
 from lockstep.platforms.places.orders import LOCAL, Order
+from lockstep.platforms.places.values import POLL_SECONDS, STOP_SECONDS, NamedPlace, Say, Stale, Use, Volume, Volumes, Words
 from lockstep_spec.exits import CONFIGURATION, FAILED, USAGE
 
 if TYPE_CHECKING:
@@ -31,14 +33,13 @@ if TYPE_CHECKING:
     from lockstep.plan.reconcile.clocks import Earlier
     from lockstep.platforms.jobs.looks import Looks
     from lockstep.platforms.jobs.shortresults import ShortRuns
+    from lockstep_gang.contract.layout import RankLayout
 
 
 class LocalBackend(Backend):
     """A workspace of this machine."""
 
     kind = LOCAL
-    keeps_command = True
-    is_one_machine = True
 
     @classmethod
     def at(cls, where: NamedPlace) -> Self:
@@ -48,10 +49,8 @@ class LocalBackend(Backend):
     def __init__(self, root: Path, also: Sequence[Path] = ()) -> None:
         """`also`: workspaces that are looked into where this one hasn't a job."""
         self.root, self._also = root, also
-        self.again = "--local" if root == DEFAULT_WORKSPACE else f"--cluster {shlex.quote(str(words_to(root)['--cluster']))}"
-        self.anew = f"lockstep run -f FILE --fresh {self.again}"
-        self.where = f"in workspace {root}"
-        self.elsewhere = "--cluster names another one"
+        again = "--local" if root == DEFAULT_WORKSPACE else f"--cluster {shlex.quote(str(words_to(root)['--cluster']))}"
+        self.words = Words(again, f"in workspace {root}", str(root), elsewhere="--cluster names another one")
         self._unread: list[str] = []
 
     def ready(self, order: Order) -> None:
@@ -76,7 +75,7 @@ class LocalBackend(Backend):
         from lockstep.plan.ahead.submission import refuse_ended
         from lockstep.platforms.local.records import failed_run, run_names
 
-        name, retry = order.job.metadata.name, f"lockstep retry -f {shlex.quote(order.typed.file)} {self.again}"
+        name, retry = order.job.metadata.name, f"lockstep retry -f {shlex.quote(order.typed.file)} {self.words.again}"
         if order.retry:
             return failed_run(name, self.root)
         if order.typed.file and not order.typed.is_fresh and name in run_names(self.root):
@@ -117,7 +116,7 @@ class LocalBackend(Backend):
         folder = self.root.resolve()
         return Volume(LocalPlace(), str(folder / "workspace"), str(folder / "datasets"))
 
-    async def volumes_to_fill(self, order: Order, say: Callable[[str], None]) -> Volumes:
+    def volumes_to_fill(self, name: str, order: Order | None, say: Say) -> Volumes:
         return {"node 0": nullcontext(self.files)}
 
     def jobs(self, *, everywhere: bool = False, selector: str | None = None) -> list[Job]:
@@ -145,7 +144,7 @@ class LocalBackend(Backend):
             folder = backend.root / "workspace/runs" / name
             if folder.is_dir() and not (folder / DELETED).exists():
                 return LocalJob(backend, name)
-        raise ConfigError(self.no_such_job(name, run_names(self.root)))
+        raise ConfigError(self.words.no_such_job(name, run_names(self.root)))
 
 
 @contextmanager
@@ -166,7 +165,7 @@ def saying_where_the_script_is(order: Order) -> Iterator[None]:
         raise
 
 
-class LocalJob(Job):
+class LocalJob(CommonJob):
     """A run on this machine, by the records in its folder."""
 
     def __init__(self, backend: LocalBackend, name: str) -> None:
@@ -176,14 +175,14 @@ class LocalJob(Job):
     def _read(self, name: str) -> None:
         from lockstep.platforms.local.records import observed_run
 
-        self.observed = observed_run(name, self.backend.root, self.backend.again)
+        self.observed = observed_run(name, self.backend.root, self.backend.words.again)
         self.job = self.observed.job
 
-    def rank_node(self, rank: int) -> int:
-        from lockstep.plan.pages.logs import node_of_rank, ranks_of_run
+    def layout(self) -> RankLayout:
+        from lockstep.plan.pages.logs import layout_of, ranks_of_run
         from lockstep.platforms.onhost.readings import object_in
 
-        return node_of_rank(ranks_of_run(object_in(Path(self._folder, "logs/output/run.json"))), self._nodes, rank)
+        return layout_of(ranks_of_run(object_in(Path(self._folder, "logs/output/run.json"))), self._nodes)
 
     @property
     def _nodes(self) -> int:
@@ -203,7 +202,7 @@ class LocalJob(Job):
         per_node = max(answer["ranksPerNode"], 1)
         return with_silent(answers, rank, {}, equal_layout(answer["worldSize"] // per_node, per_node))
 
-    def look_again(self) -> Object:
+    def look_again(self, before: Object | None = None) -> Object:
         self._read(self.name)
         return self.status
 
@@ -215,12 +214,12 @@ class LocalJob(Job):
 
         answer = why(self.observed, (), time.time())
         failure = self.observed.status_part("failure")
-        words = advice(failure, self.name, self.backend.again, in_pods=False, no_module=NO_MODULE_HERE)
+        words = advice(failure, self.name, self.backend.words.again, in_pods=False, no_module=NO_MODULE_HERE)
         help_ = f"; {words}" if answer.state is Where.FAILED and failure else ""
-        again = Step(typed_command(self.job, self.backend.again), f"{go_on_words(self.job)}{help_}")
+        again = Step(typed_command(self.job, self.backend.words.again), f"{go_on_words(self.job)}{help_}")
         if answer.state in (Where.STARTING, Where.RUNNING, Where.COMPLETE):
             state = Where.COMPLETE if answer.state is Where.COMPLETE else Where.RUNNING
-            return replace(answer, next=next_steps(self.observed, state, self.backend.again))
+            return replace(answer, next=next_steps(self.observed, state, self.backend.words.again))
         if answer.state in (Where.SILENT, Where.RECORD_UNWRITTEN) and process_of(Path(self._folder)) is not None:
             again = Step(
                 f"df -h {shlex.quote(self._folder)}",
@@ -245,6 +244,12 @@ class LocalJob(Job):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         return True
+
+    def resume(self) -> bool:
+        raise self.backend.lack("resume", **self.words)
+
+    def raise_retry(self) -> int:
+        raise self.backend.lack("retry", **self.words)
 
     def delete(self) -> str:
         """Delete it: no verb finds it any more, and a new run of its name goes on from its checkpoints."""
@@ -281,20 +286,18 @@ class LocalJob(Job):
 
     log_uid = ""
 
-    async def is_over(self, say: Callable[[str], None]) -> bool:
+    async def is_over(self, say: Say) -> bool:
         from lockstep.platforms.local.records import runs
 
         return not runs(Path(self._folder))
 
-    def trainer(self, node: int, say: Callable[[str], None]) -> AbstractAsyncContextManager[Volume]:
-        """Open the files of a node as `volume` does, in a Python with the trainer's packages: the verb goes on in one that has them."""
-        in_full_environment()
-        return self.volume(node, say)
-
     @asynccontextmanager
-    async def volume(self, node: int, say: Callable[[str], None]) -> AsyncIterator[Volume]:
+    async def volume(self, node: int, say: Say, use: Use = Use.READ, gpus: int = 0) -> AsyncIterator[Volume]:
+        """Open the files of a node. For the trainer's packages, the verb goes on in a Python that has them."""
         from lockstep.plan.pages.logs import no_such_node
 
+        if use.needs_trainer:
+            in_full_environment()
         if node >= self._nodes > 0:
             raise no_such_node(self.name, node, self._nodes)
         yield self.backend.files

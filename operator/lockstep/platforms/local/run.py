@@ -68,6 +68,7 @@ class LocalRuns(ShortRuns):
     """Short runs as processes of this machine."""
 
     left = "the run that was measured is removed"
+    on_one_machine = True
 
     def __init__(self, profile: TrainingCluster, root: Path) -> None:
         self._profile, self._root = profile, root

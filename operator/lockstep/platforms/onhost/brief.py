@@ -20,45 +20,10 @@ from lockstep.platforms.onhost.exchange import Declined, Json, answer, write
 from lockstep.platforms.onhost.readings import alone, state_folder
 from lockstep.platforms.onhost.sweep import BRIEF, MEASURED, held, sweep
 from lockstep_machine.readings import start_ticks
+from lockstep_machine.wire import SILENCE_SECONDS, Asker
 
-SILENCE_SECONDS = 60.0
-"""Seconds without a line after which a short run ends: its connection may have broken silently."""
 END_SECONDS = 10.0
 QUIET_SECONDS = 1.0
-
-
-class Asker:
-    """The other end of a brief run: what it says, and whether it is still there."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.said: set[bytes] = set()
-        self._stream, self._heard, self._gone = stream, time.monotonic(), False
-        self._news = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        while line := self._stream.readline():
-            with self._news:
-                self.said.add(line.strip())
-                self._heard = time.monotonic()
-                self._news.notify_all()
-        self.leave()
-
-    def leave(self, *_: object) -> None:
-        """Count the other end as gone."""
-        self._gone = True
-
-    @property
-    def is_gone(self) -> bool:
-        return self._gone or time.monotonic() - self._heard > SILENCE_SECONDS
-
-    def says(self, word: bytes, seconds: float) -> bool:
-        """Return True once it has said the word; False after so many seconds, or when it has gone."""
-        end = time.monotonic() + seconds
-        while word not in self.said and not self.is_gone and (left := end - time.monotonic()) > 0:
-            with self._news:
-                self._news.wait(min(left, 0.2))
-        return word in self.said
 
 
 def brief(request: Json, stream: BinaryIO) -> Json:

@@ -16,7 +16,8 @@ from lockstep.api.objects import Object
 from lockstep.plan.pages.drill import WATCHED_NODES
 from lockstep.platforms.inpod import drill, source_of
 from lockstep.platforms.jobs.runs import lines_of
-from lockstep.platforms.places.backend import Job, Say
+from lockstep.platforms.places.backend import Job
+from lockstep.platforms.places.values import Say, Use
 from lockstep.programs import ProgramFailed, answer_of, kept_alive, python_output, python_program
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class DrilledJob:
         """Last answer of the node to `verb`. Raises ProgramFailed."""
 
         async def ask() -> bytes:
-            async with self.job.ranks(node) as ranks:
+            async with self.job.volume(node, self.say, Use.RANKS) as ranks:
                 words = (ranks.run_folder(self.name), verb, json.dumps(arguments))
                 return await python_output(ranks.place, source_of(drill), *words, seconds=VERB_SECONDS)
 
@@ -130,9 +131,9 @@ class VerbStream:
         assert task is not None  # noqa: S101 (this is one)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         async with (
-            self._drilled.job.ranks(self._node) as ranks,
+            self._drilled.job.volume(self._node, self._drilled.say, Use.RANKS) as ranks,
             python_program(ranks.place, source_of(drill), ranks.run_folder(self._drilled.name), *self._arguments, pings=True) as running,
-            kept_alive(running, b".", BEAT_SECONDS),
+            kept_alive(running, b".\n", BEAT_SECONDS),
         ):
             async for line in lines_of(running):
                 if len(self._heard) >= ANSWERS_MAX:

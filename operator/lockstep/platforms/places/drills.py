@@ -15,7 +15,7 @@ from lockstep.api.objects import Object, has_ended, is_true
 from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Client, Cluster
 from lockstep.kube.kinds import KINDS, path_of
 from lockstep.plan.pages.drill import RESTARTS, DrillOutcome, Fault, Right, cost_of, has_recovered, rights
-from lockstep.plan.pages.logs import LogSelection
+from lockstep.plan.pages.logs import LogSelection, node_of_rank
 from lockstep.platforms.clusters.listings import may
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.places.drilledjob import DrilledJob, DrillWatch, VerbStream
@@ -51,7 +51,7 @@ def run_drill(drilled: DrilledJob, fault: Fault, rank: int, fill_bytes: int) -> 
         return _kill_operator(drilled, pods)
     if fault is Fault.FILL_DISK:
         return _fill_disk(drilled, fill_bytes)
-    node = drilled.job.rank_node(rank)
+    node = node_of_rank(drilled.job.layout(), rank)
     hurts: dict[Fault, Callable[[], Object]] = {
         Fault.KILL_RANK: lambda: drilled.on_node(node, "hit", rank=rank, number=KILL),
         Fault.CORRUPT_CHECKPOINT: lambda: drilled.on_node(node, "corrupt", rank=rank),

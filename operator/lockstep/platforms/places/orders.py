@@ -114,8 +114,7 @@ LACKS: Mapping[str, Mapping[str, str]] = {
         HOSTS: "{name} is a cluster of hosts, where a job becomes no objects: --explain shows where each value comes from, -o job the job"
                " itself",
     },
-    "plan": {ELSEWHERE: "a plan is for a cluster or for hosts: name one by --cluster, or GPUs by --on"},
-    "cp": {ELSEWHERE: "{root} is a workspace of this machine, and this is about a cluster: name one by --cluster"},
+    "cp": {ELSEWHERE: "{name} is a workspace of this machine, and this is about a cluster: name one by --cluster"},
     "shell": {ELSEWHERE: "job {job} {where} has neither a pod nor a host to open: it runs on this machine"},
     "resume": {ELSEWHERE: "a run on this machine goes on when it is started again: {command}"},
     "retry": {
@@ -140,7 +139,7 @@ LACKS: Mapping[str, Mapping[str, str]] = {
     },
     "--bundle": {
         HOSTS: "--bundle collects Kubernetes objects: on hosts, lockstep cp {job}:runs/{job}/logs FOLDER {again} copies the logs",
-        LOCAL: "--bundle collects Kubernetes objects: all that is known of {job} is in {root}/workspace/runs/{job}",
+        LOCAL: "--bundle collects Kubernetes objects: all that is known of {job} is in {name}/workspace/runs/{job}",
     },
     "-A and -l": {LOCAL: "-A and -l choose among jobs of a cluster: a workspace has neither namespaces nor labels"},
     "-l": {HOSTS: "-l selects by labels, which a cluster has: name the jobs {where}"},

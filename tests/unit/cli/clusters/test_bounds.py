@@ -15,7 +15,7 @@ from lockstep.kube.cluster import Cluster
 from lockstep.plan.ahead.live import Comparison
 from lockstep.plan.diff import Change
 from lockstep.platforms.clusters import imagebuild, install, waits
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from support.fake_cluster import FakeCluster
 from unit.kube.test_bounds import Recording
 from unit.silent_place import SilentPlace
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 
 def test_ten_minutes_are_left_to_answer(clock: VirtualClock) -> None:
     volume = Volume(cast(Any, SilentPlace()), "/w", "/d")
-    job = SimpleNamespace(status={"result": {"adapter": "/a"}}, beside_ranks=lambda gpus, say: nullcontext(volume))
+    job = SimpleNamespace(status={"result": {"adapter": "/a"}}, volume=lambda *_: nullcontext(volume))
     assert clock.seconds_of(demo.answers(cast(Any, job))) == 600
 
 

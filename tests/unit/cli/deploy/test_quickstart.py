@@ -20,6 +20,7 @@ from lockstep.cli.clusters import demo, quickstart
 from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.platforms.local import environment
 from lockstep.platforms.places.orders import Order
+from lockstep.platforms.places.values import Volumes, Words
 from support.api_stub import ApiStub, served
 from support.in_process import lockstep
 
@@ -88,13 +89,16 @@ class RecordedJob:
 class RecordedPlace:
     """A place that has `jobs` and runs none."""
 
-    again = "--there"
+    words = Words("--there", "there")
 
     def __init__(self, *jobs: RecordedJob) -> None:
         self._jobs, self.orders = jobs, list[Order]()
 
     def jobs(self) -> list[RecordedJob]:
         return [job for job in self._jobs if not job.is_deleted]
+
+    def volumes_to_fill(self, *_: object) -> Volumes:
+        return {}
 
     def run(self, order: Order) -> int:
         assert not self._jobs or not self._jobs[0].status or self._jobs[0].is_deleted, "an ended job has the name"

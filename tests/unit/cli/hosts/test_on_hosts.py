@@ -97,7 +97,7 @@ def test_a_path_with_a_space_is_one_word_of_each_command_to_type(lab: Path) -> N
     code, words = run("cluster", "status", str(spaced))
     assert code == 2 and words.endswith(f"lockstep get --cluster '{spaced}' lists its jobs")
     backend = HostsBackend(load_cluster(str(spaced)), str(spaced))
-    assert backend.again == backend.fleet().again == f"--cluster '{spaced}'" and backend.anew.endswith(f" --cluster '{spaced}'")
+    assert backend.words.again == backend.fleet().again == f"--cluster '{spaced}'"
     assert f"lockstep hosts setup '{spaced}' " in run("cluster", "lint", str(spaced))[1]
 
 

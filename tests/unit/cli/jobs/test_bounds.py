@@ -27,7 +27,7 @@ from lockstep.platforms.jobs import hubconfig, looks
 from lockstep.platforms.jobs.top import looks_of_job
 from lockstep.platforms.kubernetes import submit
 from lockstep.platforms.local.backend import LocalBackend
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Volume
 from reference.verbs import cli_page
 from support.checkout import ROOT
 from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)

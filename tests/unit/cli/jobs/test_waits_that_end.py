@@ -37,6 +37,7 @@ from lockstep.platforms.kubernetes import submit
 from lockstep.platforms.kubernetes.backend import KubernetesBackend
 from lockstep.platforms.kubernetes.job import KubernetesJob, _Over
 from lockstep.platforms.places import drilledjob, drills
+from lockstep.platforms.places.values import Words
 from support.fake_cluster import FakeCluster
 from unit.platforms.kubernetes.test_run import RUNS, Namespace, node, ran
 from unit.silent_place import SilentPlace
@@ -219,7 +220,7 @@ class World:
             options="",
             cluster="c",
         )
-        return KubernetesJob(cast(Any, target), job_of(), cast(Any, SimpleNamespace(again="-n ns")))
+        return KubernetesJob(cast(Any, target), job_of(), cast(Any, SimpleNamespace(words=Words("-n ns", "in namespace ns"))))
 
     @property
     def host_job(self) -> HostsJob:
@@ -241,7 +242,8 @@ class World:
 
         fleet = SimpleNamespace(look_for=look_for, place=lambda host: SilentPlace())
         self.patch.setattr("lockstep.plan.hosts.status.seen_jobs", lambda *_: {"x": now} if (now := seen()) else {})
-        return Known(cast(Any, SimpleNamespace(fleet=lambda: fleet, again="--cluster c", late_seconds=None)), seen())
+        backend = SimpleNamespace(fleet=lambda: fleet, words=Words("--cluster c", "on the hosts of c"), late_seconds=None)
+        return Known(cast(Any, backend), seen())
 
     def typed(self, *words: str) -> int:
         result = CliRunner().invoke(app, list(words))

@@ -44,14 +44,14 @@ LOG = """\
 @pytest.mark.parametrize(("order", "nodes"), [([], [0, 0, 1, 1, 2, 2]), ([0, 2, 1], [0, 0, 2, 2, 1, 1])])
 def test_a_rank_is_looked_for_on_the_node_that_has_it(order: list[int], nodes: list[int]) -> None:
     ranks = {"desired": 6, "ready": 6, **({"order": order} if order else {})}
-    assert [node_of_rank(ranks, 3, rank) for rank in range(6)] == nodes
+    assert [node_of_rank(layout_of(ranks, 3), rank) for rank in range(6)] == nodes
     assert [rank for node in order or [0, 1, 2] for rank in ranks_of_node(layout_of(ranks, 3), node)] == list(range(6))
 
 
 def test_ranks_of_nodes_with_unlike_numbers_of_them_come_from_run_json() -> None:
     ranks = ranks_of_run({"nodes": 3, "ranksPerNode": 2, "nodeRanks": [2, 1, 1]})
     assert ranks == {"desired": 4, "perNode": [2, 1, 1]}
-    assert [node_of_rank(ranks, 3, rank) for rank in range(4)] == [0, 0, 1, 2]
+    assert [node_of_rank(layout_of(ranks, 3), rank) for rank in range(4)] == [0, 0, 1, 2]
     assert list(ranks_of_node(layout_of(ranks | {"order": [0, 2, 1]}, 3), 1)) == [3]
 
 
@@ -62,14 +62,14 @@ def test_a_run_json_without_counts_says_nothing() -> None:
 
 def test_a_job_that_is_resized_still_has_its_ranks_where_they_were() -> None:
     ranks = {"desired": 6, "ready": 6}
-    assert [node_of_rank(ranks, 4, rank) for rank in range(6)] == list(range(6))
+    assert [node_of_rank(layout_of(ranks, 4), rank) for rank in range(6)] == list(range(6))
     assert list(ranks_of_node(layout_of(ranks, 4), 7)) == []
 
 
 @pytest.mark.parametrize(("ranks", "words"), [({"desired": 4}, "the job has 4 ranks, 0 to 3"), ({}, "has not started yet")])
 def test_a_rank_that_is_not_there_is_refused(ranks: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        node_of_rank(ranks, 2, 4)
+        node_of_rank(layout_of(ranks, 2), 4)
 
 
 def test_rank_1_is_not_rank_10() -> None:

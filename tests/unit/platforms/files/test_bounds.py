@@ -20,7 +20,8 @@ from lockstep.platforms.files.sync import Synced
 from lockstep.platforms.files.transfer import TransferProgress
 from lockstep.platforms.jobs.processes import ProcessProgram
 from lockstep.platforms.kubernetes import files as verb
-from lockstep.platforms.kubernetes.job import volume_to_fill
+from lockstep.platforms.kubernetes.job import KubernetesJob
+from lockstep.platforms.places.values import Use
 from lockstep.programs import STDERR, STDOUT, Broken, Program, ProgramFailed, output_of
 from support.fake_cluster import FakeCluster
 from unit.platforms.files.test_reader import claim, stateful_set
@@ -147,7 +148,8 @@ async def look_beside(there: FakeCluster) -> None:
 
 async def look_to_fill(there: FakeCluster) -> None:
     target: Any = SimpleNamespace(namespace="ns", client=SimpleNamespace(connected=lambda: nullcontext(there.as_cluster)))
-    async with volume_to_fill(target, "x", 0, lambda line: None):
+    job = KubernetesJob(target, {"metadata": {"namespace": "ns", "name": "x"}}, cast(Any, None))
+    async with job.volume(0, print, Use.FILL):
         pass
 
 

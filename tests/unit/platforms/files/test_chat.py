@@ -17,7 +17,7 @@ from lockstep.platforms.files import chat
 from lockstep.platforms.files.chat import Unanswered, loaded
 from lockstep.platforms.files.results import NoAdapter
 from lockstep.platforms.jobs.processes import LocalPlace
-from lockstep.platforms.places.backend import Volume
+from lockstep.platforms.places.values import Use, Volume, Words
 from lockstep.programs import Program, ProgramFailed
 
 MODEL = """
@@ -105,19 +105,16 @@ def test_a_running_pod_that_has_no_commit_yet_is_asked_before_another_pod_is_mad
     made: list[int] = []
 
     @asynccontextmanager
-    async def beside_ranks(gpus: int, say: Any) -> AsyncIterator[Volume]:
-        made.append(gpus)
-        yield Volume(WithoutCommit(), "/workspace", "/datasets")
-
-    @asynccontextmanager
-    async def ranks(node: int) -> AsyncIterator[Volume]:
-        if not runs:
+    async def volume(node: int, say: Any, use: Use, gpus: int = 0) -> AsyncIterator[Volume]:
+        if use is Use.MODEL:
+            made.append(gpus)
+        elif not runs:
             raise Failed("pod x-0 is gone")
         yield Volume(WithoutCommit(), "/workspace", "/datasets")
 
     async def loading() -> None:
-        backend = SimpleNamespace(again="-n ml")
-        job = SimpleNamespace(name="x", job={"spec": {}}, pods=object(), backend=backend, ranks=ranks, beside_ranks=beside_ranks)
+        backend = SimpleNamespace(words=Words("-n ml", "in namespace ml"))
+        job = SimpleNamespace(name="x", job={"spec": {}}, pods=object(), backend=backend, volume=volume)
         async with generate._of_job(cast(Any, job), 0, []):
             pytest.fail("there is nothing to load")
 

@@ -91,7 +91,7 @@ def test_a_name_has_at_most_200_parts_and_4096_bytes(name: str, is_taken: bool) 
 
 def test_ranks_are_watched_twenty_times_a_second(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(drill, "Tether", lambda: SimpleNamespace(is_cut=False))
+    monkeypatch.setattr(drill, "_command", lambda: SimpleNamespace(is_gone=False))
     monkeypatch.setattr(drill, "processes", lambda: looks.append(clock.now) or [])
     drill.watch(1, 1.0)
     assert len(looks) == pytest.approx(20, abs=1)

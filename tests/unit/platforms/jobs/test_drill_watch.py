@@ -62,12 +62,12 @@ def test_a_verb_that_answers_without_an_end_is_given_up_after_a_thousand_answers
             yield f'{{"answer": {number}}}'
 
     @asynccontextmanager
-    async def ranks(_: int) -> AsyncIterator[object]:
+    async def volume(*_: object) -> AsyncIterator[object]:
         yield SimpleNamespace(place=SilentPlace(), run_folder=lambda name: "/x")
 
     monkeypatch.setattr(drilledjob, "python_program", program)
     monkeypatch.setattr(drilledjob, "lines_of", lines)
-    job: Any = SimpleNamespace(ranks=ranks, name="x")
+    job: Any = SimpleNamespace(volume=volume, name="x")
     stream = drilledjob.VerbStream(DrilledJob(job, cast(Any, {"attempts": 1, "nodes": 2}), 10.0, lambda text: None), 0, "watch")
     stream._listen()
     assert "prints more than 1000 answers" in stream.problem and len(stream._heard) == 1000

@@ -63,10 +63,10 @@ class WrittenProgram(SilentProgram):
 
 def drilled(place: SilentPlace) -> DrilledJob:
     @asynccontextmanager
-    async def ranks(_: int) -> AsyncIterator[object]:
+    async def volume(*_: object) -> AsyncIterator[object]:
         yield SimpleNamespace(place=place, run_folder=lambda name: "/x")
 
-    return DrilledJob(cast(Any, SimpleNamespace(ranks=ranks, name="x")), {"attempts": 1, "nodes": 2}, 900.0, lambda text: None)
+    return DrilledJob(cast(Any, SimpleNamespace(volume=volume, name="x")), {"attempts": 1, "nodes": 2}, 900.0, lambda text: None)
 
 
 async def serve(place: SilentPlace) -> None:
@@ -77,7 +77,7 @@ async def serve(place: SilentPlace) -> None:
 @pytest.mark.parametrize(
     ("work", "message", "seconds"),
     [
-        (lambda place: VerbStream(drilled(place), 0, "watch")._follow(), b".", 10),
+        (lambda place: VerbStream(drilled(place), 0, "watch")._follow(), b".\n", 10),
         (serve, b"on\n", 15),
         (lambda place: terminal.run_on_all_nodes(place, ["python3"]), b".", 30),
     ],
