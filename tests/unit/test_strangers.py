@@ -161,7 +161,7 @@ def copying() -> Iterator[Door]:
     listener, _ = listening("127.0.0.1", [0])
     assert listener is not None
     entries = [{"name": "", "dir": True}]
-    threading.Thread(target=give_on, args=(listener, SECRET, Stored(entries, "x", {})), daemon=True).start()
+    threading.Thread(target=give_on, args=(listener, SECRET, Stored(entries, "x")), daemon=True).start()
 
     def friend() -> None:
         with socket.create_connection(listener.getsockname(), 60) as connection:

@@ -70,18 +70,18 @@ async def newest_adapter(place: Place, job: str, run: str = "", again: str = "")
 
     `run`: its folder there, by default the one that pods have. `again`: words that lead to the job on a command line. Raises NoAdapter.
     """
-    run = run or run_folder(job)
-    answer = await python_output(place, source_of(newest), run)
-    exported, commit = _folders(answer, run, place.name)
-    if commit is not None:
-        return await _exported(place, job, commit, again)
-    if exported is None:
-        raise NoAdapter(_nothing_yet(place, job, run, again))
-    return Adapter(exported)
+    folder, is_commit = await _newest(place, job, run or run_folder(job), again)
+    return await _exported(place, job, folder, again) if is_commit else Adapter(folder)
 
 
-def _nothing_yet(place: Place, job: str, run: str, again: str) -> str:
-    return f"{run} in {place.name} has no adapter and no commit: lockstep why {f'{job} {again}'.rstrip()} tells how far the job has come"
+async def _newest(place: Place, job: str, run: str, again: str) -> tuple[str, bool]:
+    """Return the folder of the newest adapter, or of a commit that is newer, and whether it is a commit. Raises NoAdapter."""
+    exported, commit = _folders(await python_output(place, source_of(newest), run), run, place.name)
+    folder = commit or exported
+    if folder is None:
+        line = f"lockstep why {f'{job} {again}'.rstrip()}"
+        raise NoAdapter(f"{run} in {place.name} has no adapter and no commit: {line} tells how far the job has come")
+    return folder, commit is not None
 
 
 @asynccontextmanager
@@ -91,10 +91,8 @@ async def merged_of(
     """Yield the folder of a whole model, which the trainer's program makes of the job's newest weights. It stands beside the run, since it
     may be as large as the base model, and is removed. Raises NoAdapter, ProgramFailed.
     """
-    exported, commit = _folders(await python_output(place, source_of(newest), run), run, place.name)
-    source, folder = commit or exported, join(run, f".merged-{secrets.token_hex(4)}")
-    if source is None:
-        raise NoAdapter(_nothing_yet(place, job, run, again))
+    source, _ = await _newest(place, job, run, again)
+    folder = join(run, f".merged-{secrets.token_hex(4)}")
     try:
         await write_on(place, [MERGE_MODULE, source, "--output", folder, *options], show)
         yield folder

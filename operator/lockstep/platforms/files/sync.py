@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import socket
@@ -19,9 +20,9 @@ import pathspec
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.platforms.files.transfer import Wired, wired
-from lockstep.platforms.inpod import receiver, source_of
-from lockstep.platforms.inpod.carry import Stored, give_all
-from lockstep.platforms.inpod.entries import DRAFT, is_plain, stays_below
+from lockstep.platforms.inpod import carry, source_of
+from lockstep.platforms.inpod.carry import Stored, give_all, offer
+from lockstep.platforms.inpod.entries import DRAFT, Entry, is_plain, stays_below
 from lockstep.programs import WORDS_MAX, Place, python_program
 from lockstep_machine.wire import Gone, Wire, no_protocol
 from lockstep_spec.words import decimal_size, number_of
@@ -32,7 +33,8 @@ IGNORE_FILES = (".lockstepignore", GITIGNORE)
 """Files of patterns in git's syntax. The first one that exists counts."""
 NAMED_MAX = 3
 SILENCE_SECONDS = 30.0
-Files = dict[str, dict[str, Any]]
+Files = dict[str, Entry]
+FOLDER: Entry = {"name": "", "dir": True}
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,20 @@ class Changes:
 
 
 def scan(folder: Path) -> Files:
-    """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
+    """Entry of every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: name the folder to send")
-    files = {}
+    files: Files = {}
     for name, entry in _walk(str(folder), "", _ignored(folder)):
-        content = receiver.digest(entry.path)
-        if content is not None:
-            link = entry.is_symlink()
-            if link:
-                _refuse_outside(folder, name, Path(entry.path).readlink())
-            files[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
+        if entry.is_symlink():
+            target = Path(entry.path).readlink()
+            _refuse_outside(folder, name, target)
+            files[name] = {"name": name, "link": str(target)}
+            continue
+        with suppress(FileNotFoundError), open(entry.path, "rb") as file:  # noqa: PTH123 (thousands of them)
+            content = file.read()
+            mode, sha256 = 0o777 if os.access(entry.path, os.X_OK) else 0o666, hashlib.sha256(content).hexdigest()
+            files[name] = {"name": name, "path": entry.path, "size": len(content), "mode": mode, "sha256": sha256}
     return files
 
 
@@ -89,7 +94,7 @@ def _refuse_outside(folder: Path, name: str, target: Path) -> None:
 
 def left_out(folder: Path) -> str:
     """Return what the folder's ignore file keeps here, in words; '' if nothing. Files that are never sent don't count."""
-    sizes = {name: size for name, (_, size) in _stamps(folder, pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)).items()}
+    sizes = {name: size for name, (_, size) in stamps(folder, pathspec.GitIgnoreSpec.from_lines(ALWAYS_IGNORED)).items()}
     names = sorted(sizes.keys() - stamps(folder).keys())
     rule = next((file for file in IGNORE_FILES if (folder / file).is_file()), None)
     if not names or rule is None:  # (a file that has gone since the first look is not left out)
@@ -99,18 +104,13 @@ def left_out(folder: Path) -> str:
     return f"left out by {rule}: {number_of(len(names), 'file')}, {size} ({', '.join(names[:NAMED_MAX])}{more})"
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Times and sizes of the files that are sent: they show an edit without reading the files."""
-    try:
-        return _stamps(folder, _ignored(folder))
-    except ConfigError:  # (said where it is sent)
-        return {}
-
-
-def _stamps(folder: Path, ignored: pathspec.GitIgnoreSpec) -> dict[str, tuple[int, int]]:
+def stamps(folder: Path, ignored: pathspec.GitIgnoreSpec | None = None) -> dict[str, tuple[int, int]]:
+    """Times and sizes of the files that are sent: they show an edit without reading the files. `ignored`: other patterns than the folder's
+    own.
+    """
     files = {}
-    with suppress(OSError):  # (a folder that is removed while it is walked: the next look sees it so)
-        for name, entry in _walk(str(folder), "", ignored):
+    with suppress(OSError, ConfigError):  # (a folder that is removed meanwhile: the next look sees it so; patterns: said where it is sent)
+        for name, entry in _walk(str(folder), "", ignored or _ignored(folder)):
             with suppress(OSError):
                 here = entry.stat(follow_symlinks=False)
                 files[name] = (here.st_mtime_ns, here.st_size)
@@ -179,18 +179,22 @@ class Receivers:
 
         async def ask(node: str) -> Changes:
             one = await self._receiver(node, places[node])
-            return await one.run(partial(_asked, {**request, "target": targets[node]}, await scanning))
+            return await one.run(partial(_asked, {**request, "take": targets[node]}, await scanning))
 
         async def take(node: str) -> Synced:
-            return await _taken(node, self._open[node][0], folder, await scanning, answers[node], stop=stop)
+            return await _taken(node, self._open[node][0], folder, await scanning, answers[node])
 
         try:
             answers = await self._each(places, ask)
         finally:
             await asyncio.gather(scanning, return_exceptions=True)  # (told by every node that got so far)
         results = {node: answer for node, answer in answers.items() if isinstance(answer, Synced)}
-        stop = any(answers[node].theirs for node in answers.keys() - results.keys())
-        results |= await self._each([node for node in places if node not in results], take)
+        asked = [node for node in places if node not in results]
+        if any(answers[node].theirs for node in asked):
+            await asyncio.gather(*(self._drop(node) for node in asked if not answers[node].done))  # (they wait for files)
+            results |= {node: Synced(node, theirs=answers[node].theirs) for node in asked}
+        else:
+            results |= await self._each(asked, take)
         return [results[node] for node in places]
 
     async def _each(self, nodes: Iterable[str], work: Callable[[str], Awaitable[Any]]) -> dict[str, Any]:
@@ -214,10 +218,10 @@ class Receivers:
         if node in self._open and self._open[node][0].has_ended:
             await self._drop(node)
         if node not in self._open:
-            arguments = [receiver.OWN_UMASK] if self._own_umask else []
+            request = json.dumps({"syncs": True, "roots": ["/"], "ownUmask": self._own_umask})
             options = ("-I", "-S")  # (an image's site-packages would be looked through for nothing)
             async with AsyncExitStack() as stack:
-                program = python_program(place, source_of(receiver), *arguments, options=options, pings=True)
+                program = python_program(place, source_of(carry), request, options=options, pings=True)
                 one = await stack.enter_async_context(wired(await stack.enter_async_context(program), SILENCE_SECONDS))
                 self._open[node] = one, stack.pop_all()
         return self._open[node][0]
@@ -240,26 +244,23 @@ def own_folders(folder: Path) -> tuple[str, str]:
     return f"{WORKSPACE}/{name}", f"{WORKSPACE}/{name}-{hashlib.sha256(sender_of(folder).encode()).hexdigest()[:6]}"
 
 
-async def _taken(node: str, one: Wired, folder: Path, files: Files, changes: Changes, *, stop: bool) -> Synced:
-    """Let the node take what it lacks; with `stop` nothing. Raises Failed, Gone."""
+async def _taken(node: str, one: Wired, folder: Path, files: Files, changes: Changes) -> Synced:
+    """Let the node take what it lacks. Raises Failed, Gone."""
     wanted, removed, changed, others = (tuple(changes.names[kind]) for kind in ("wanted", "removed", "changed", "others"))
     keep = [name for name in removed if (path := folder / name).is_file() or path.is_symlink()]  # (those that are only ignored by now)
-    if stop and not changes.done:
-        await one.run(lambda wire: wire.say({"stop": True}))
-    if stop:
-        return Synced(node, theirs=changes.theirs)
-    size = 0 if changes.done else await one.run(partial(_sent, folder, files, wanted, keep))
+    size = 0 if changes.done else await one.run(partial(_sent, files, wanted, keep))
     return Synced(node, len(wanted), size, tuple(name for name in removed if name not in keep), changed, others)
 
 
 def _asked(request: Mapping[str, Any], files: Files, wire: Wire) -> Changes:
     """Say what there is, and return what the node lacks, and what it leaves. Raises CarryError, Gone."""
     wire.say({**request})
-    wire.say_all("files", ([name, file["sha256"], file["link"], file["executable"]] for name, file in files.items()))
+    offer(wire, Stored([FOLDER, *files.values()], ""))
     changes = Changes(wire.hear().get("done") is True)
     for item, _ in wire.hear_all("changes"):
         kind, name = item if isinstance(item, list) and len(item) == 2 else ("", "")
-        if kind not in changes.names or not isinstance(name, str) or not is_plain(name) or (kind == "wanted" and name not in files):
+        is_valid = isinstance(kind, str) and kind in changes.names and isinstance(name, str) and is_plain(name)
+        if not is_valid or (kind == "wanted" and name not in files):
             raise no_protocol("it asks for files that were not offered")
         changes.names[kind].append(name)
     for item, _ in wire.hear_all("theirs"):
@@ -270,22 +271,9 @@ def _asked(request: Mapping[str, Any], files: Files, wire: Wire) -> Changes:
     return changes
 
 
-def _sent(folder: Path, files: Files, wanted: Sequence[str], keep: Sequence[str], wire: Wire) -> int:
+def _sent(files: Files, wanted: Sequence[str], keep: Sequence[str], wire: Wire) -> int:
     """Send these files, and return their bytes. Raises CarryError when one has changed since it was scanned: half of an edit must not
     travel.
     """
-    wire.say({"stop": False})
     wire.say_all("keep", keep)
-    entries: list[dict[str, Any]] = [{"name": "", "dir": True}]
-    for name in wanted:
-        path, file = folder / name, files[name]
-        kind = (
-            {"link": str(path.readlink())}
-            if file["link"]
-            else {"size": path.stat().st_size, "mode": 0o777 if file["executable"] else 0o666}
-        )
-        entries.append({"name": name, "path": str(path), **kind})
-    digests = {number: files[entry["name"]]["sha256"] for number, entry in enumerate(entries) if "size" in entry}
-    counts = give_all(wire, Stored(entries, "", digests))
-    wire.hear()
-    return int(counts["bytes"])
+    return int(give_all(wire, Stored([FOLDER, *(files[name] for name in wanted)], ""))["bytes"])

@@ -1,4 +1,4 @@
-"""Both ends of `lockstep cp`: files from one machine to another over a pair of pipes. One end is a program in a pod.
+"""Both ends of `lockstep cp` and `sync`: files from one machine to another over a pair of pipes. One end is a program in a pod.
 
 The giver says what there is, the taker what it has of it, complete or not, with a SHA-256; then only what is missing travels, in chunks,
 and the taker compares the SHA-256 of each whole file before it gives it its name. So a broken transfer goes on where it was, nothing is
@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import select
 import shutil
 import socket
 import stat
@@ -26,6 +27,7 @@ from typing import Any, BinaryIO
 
 from lockstep.platforms.inpod.destination import Destination, destination_of
 from lockstep.platforms.inpod.entries import DRAFT, Entry, hear_entries, hear_held, hear_plan, stays_below
+from lockstep.platforms.inpod.synced import synced
 from lockstep_machine.readings import nearest
 from lockstep_machine.wire import CHUNK, SILENCE_SECONDS, CarryError, Gone, Wire, no_protocol
 from lockstep_spec.senders import Senders
@@ -94,9 +96,9 @@ def _is_below(root: Path, path: Path) -> bool:
 class Stored:
     """Files of this machine that are given, or that were taken and may be given on."""
 
-    def __init__(self, entries: Sequence[Entry], name: object, digests: Mapping[int, str], counts: Entry | None = None) -> None:
-        """`name`: of all of it, for the taker. `digests`: SHA-256 that files must still have, by number. `counts`: what was done."""
-        self.entries, self.name, self.digests, self.counts = entries, name, digests, counts or {}
+    def __init__(self, entries: Sequence[Entry], name: object, counts: Entry | None = None) -> None:
+        """`name`: of all of it, for the taker. `counts`: what was done. An entry's "sha256" is what its file must still have."""
+        self.entries, self.name, self.counts = entries, name, counts or {}
 
 
 def give(
@@ -108,15 +110,20 @@ def give(
 ) -> Entry:
     """Send `source`, and return counts of what was done. `expected` gets the number of bytes to send, `passed` of those that were sent."""
     name = Path(os.path.abspath(source)).name  # noqa: PTH100 (a link by its own name)
-    return give_all(wire, Stored(entries_below(source, allowed), name, {}), passed, expected)
+    given = Stored(entries_below(source, allowed), name)
+    offer(wire, given)
+    return give_all(wire, given, passed, expected)
+
+
+def offer(wire: Wire, given: Stored) -> None:
+    shown = ({key: value for key, value in entry.items() if key != "path"} for entry in given.entries)
+    wire.say_all("entries", shown, {"name": given.name})
 
 
 def give_all(
     wire: Wire, given: Stored, passed: Callable[[int], None] = lambda size: None, expected: Callable[[int], None] = lambda size: None
 ) -> Entry:
-    """Send these files, and return what `give` does."""
-    shown = ({key: value for key, value in entry.items() if key != "path"} for entry in given.entries)
-    wire.say_all("entries", shown, {"name": given.name})
+    """Send these files, which were offered, and return what `give` does."""
     files = {number: entry for number, entry in enumerate(given.entries) if "size" in entry}
     present = hear_held(wire, files)
     plan, hashes = [], {}
@@ -133,7 +140,7 @@ def give_all(
     wire.hear()
     unanswered = 0
     for number, offset in plan:
-        _give_file(wire, files[number], offset, hashes[number], given.digests.get(number), passed)
+        _give_file(wire, files[number], offset, hashes[number], passed)
         unanswered += 1
         while unanswered > UNANSWERED_FILES:  # (answers that nobody reads would stop both ends in the end)
             wire.hear()
@@ -149,8 +156,8 @@ def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: in
     return {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
 
 
-def _give_file(wire: Wire, entry: Entry, offset: int, digest: Any, expected: str | None, passed: Callable[[int], None]) -> None:
-    """Send a file from there on, as many bytes as were listed. `expected`: SHA-256 that it must still have. Raises CarryError."""
+def _give_file(wire: Wire, entry: Entry, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
+    """Send a file from there on, as many bytes as were listed. Raises CarryError unless it is still what was listed."""
     left = entry["size"] - offset
     with Path(entry["path"]).open("rb") as file:
         file.seek(offset)
@@ -161,7 +168,7 @@ def _give_file(wire: Wire, entry: Entry, offset: int, digest: Any, expected: str
             passed(len(chunk))
         changed = left or file.read(1)
     wire.pass_on(b"")
-    if changed or expected not in (None, digest.hexdigest()):
+    if changed or entry.get("sha256") not in (None, digest.hexdigest()):
         fault = f"{entry['path']} was changed while it was sent, or the disk of {socket.gethostname()} is bad: try again"
         wire.say({"failed": fault})
         raise CarryError(fault)
@@ -203,17 +210,21 @@ def take(
     widen: int = 0o600,
     name: str | None = None,
     sender: Entry | None = None,
+    sync: Entry | None = None,
 ) -> Stored:
     """Receive to `to` (`destination_of`), and return what came. `expected` gets the number of bytes to come, `passed` of those that came.
     `widen`: mode bits that every file gets.
 
     `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
     `sender`: who sends it, for the records of a volume. Raises CarryError where another folder sent a file that would be another one then.
+    `sync`: what a sync asks for (`synced`).
     """
     entries, offered = hear_entries(wire)
     target = destination_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
-    files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
-    with contextlib.closing(target):
+    with contextlib.closing(target), synced(wire, target, entries, sync) as entries:
+        if not entries:
+            return Stored([], offered)
+        files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
         held: list[tuple[int, int, str, bool]] = []
         begun: dict[int, Any] = {}
         for number, (digest, size, whole) in _had_of(target, files, wire):
@@ -251,8 +262,8 @@ def take(
             Senders().note(origins, comes, [os.path.realpath(root) for root in sender["roots"]])
     counts = _counts(files, plan, missing)
     wire.say({"ended": counts})
-    given = [{**entry, "path": str(target.path(entry["name"]))} for entry in entries]
-    return Stored(given, offered, digests, counts)
+    given = [{**entry, "path": str(target.path(entry["name"])), "sha256": digests.get(at)} for at, entry in enumerate(entries)]
+    return Stored(given, offered, counts)
 
 
 def _origins(target: Destination, files: Mapping[int, Entry], origin: str) -> dict[int, tuple[str, str]]:
@@ -428,7 +439,8 @@ def failures_told(wire: Wire) -> Iterator[None]:
 
 
 def serve(request: Entry, wire: Wire) -> None:
-    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below.
+    """Run the pod's end: {"give": path} or {"take": path}, with the roots that paths must be below; {"syncs": True} takes again and again,
+    as each next line asks.
 
     What comes to a pod is its group's, too, since a pod of another transport has another user. "ownUmask": this is a person's own machine,
     whose umask counts.
@@ -440,8 +452,11 @@ def serve(request: Entry, wire: Wire) -> None:
     with failures_told(wire):
         if "give" in request:
             give(wire, Path(request["give"]), allowed)
-        else:
+        elif "take" in request:
             take(wire, request["take"], allowed, widen=0o600 if own else 0o660, sender=request.get("sender"))
+        while "syncs" in request and select.select([0], [], []):  # (however long the next one takes)
+            sync = wire.hear()
+            take(wire, str(Path(sync["take"])), allowed, widen=0, sync=sync)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,14 @@ class Destination:
         """Open the folder, and create it if it is missing. Raises CarryError."""
         return self._opened(self._parts(name), make=True)
 
+    def remove(self, name: str, how: Callable[..., None]) -> None:
+        """Remove an entry by `os.unlink` or `os.rmdir`. Raises CarryError, OSError."""
+        holder, last = self.holder(name, make=False)
+        try:
+            how(last, dir_fd=holder)
+        finally:
+            os.close(holder)
+
     def _opened(self, parts: list[str], make: bool) -> int:
         if self._root is None:
             if make:

@@ -1,4 +1,4 @@
-"""Lists of `lockstep cp`: which entries a giver may send, and which answers a taker may give.
+"""Lists of `lockstep cp` and `sync`: which entries a giver may send, and which answers a taker may give.
 
 Neither end trusts the other: every value is checked before it is used, and a name leads only to where the person at the keyboard said.
 """
@@ -63,15 +63,16 @@ def hear_entries(wire: Wire) -> tuple[list[Entry], object]:
 
 
 def _entry_of(item: object, *, first: bool) -> Entry:
-    """A file ("size", "mode"), folder ("dir") or link ("link"), and nothing else of what was sent. Raises CarryError."""
+    """A file ("size", "mode", "sha256" or ""), folder ("dir") or link ("link"), and nothing else of what was sent. Raises CarryError."""
     entry = item if isinstance(item, dict) else {}
     name, link, size, mode = (entry.get(key) for key in ("name", "link", "size", "mode"))
+    sha256 = entry.get("sha256", "")
     if not isinstance(name, str) or (name == "") != first or (name and not is_plain(name)):
         raise CarryError(f"{shown(name)} would be outside of the target: no part of a name may be empty, '.', '..' or a draft's")
     if entry.get("dir") is True and "size" not in entry and "link" not in entry:
         return {"name": name, "dir": True}
-    if _is_count(size) and _is_count(mode) and "link" not in entry and "dir" not in entry:
-        return {"name": name, "size": size, "mode": mode}
+    if _is_count(size) and _is_count(mode) and isinstance(sha256, str) and "link" not in entry and "dir" not in entry:
+        return {"name": name, "size": size, "mode": mode, "sha256": sha256}
     if not first and isinstance(link, str) and "size" not in entry and "dir" not in entry:
         if not (_fits(link) and stays_below(name, link)):
             raise CarryError(f"{name!r} would be a link to {link[:200]!r}, outside of the target")
@@ -82,7 +83,7 @@ def _entry_of(item: object, *, first: bool) -> Entry:
 def is_plain(name: str) -> bool:
     """Return True if a relative path has only components that are names of files, and none of a draft."""
     parts = name.split("/")
-    return _fits(name) and len(parts) <= DEPTH_MAX and not any(part in {"", ".", ".."} or part.startswith(DRAFT) for part in parts)
+    return _fits(name) and len(parts) <= DEPTH_MAX and {"", ".", ".."}.isdisjoint(parts) and f"/{DRAFT}" not in f"/{name}"
 
 
 def shown(name: object) -> str:

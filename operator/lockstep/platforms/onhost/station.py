@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.platforms.inpod.carry import Stored, below, failures_told, give_all, serve, take, words_of
+from lockstep.platforms.inpod.carry import Stored, below, failures_told, give_all, offer, serve, take, words_of
 from lockstep_machine.wire import CarryError, Gone, Wire
 from lockstep_spec.codec import ContractError
 from lockstep_spec.handshake import prove, serve_proved
@@ -54,6 +54,7 @@ def give_on(listener: socket.socket, key: bytes, given: Stored) -> None:
 
     def give(wire: Wire) -> None:
         with failures_told(wire):
+            offer(wire, given)
             give_all(wire, given)
 
     errors = (CarryError, ContractError, Gone, OSError, SystemExit)

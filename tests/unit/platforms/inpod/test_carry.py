@@ -390,7 +390,7 @@ def test_after_64_files_the_answer_to_the_first_is_awaited() -> None:
 
         pass_on = say_all
 
-    given = carry.Stored([{"path": os.devnull, "size": 0}] * 100, "x", {})
+    given = carry.Stored([{"path": os.devnull, "size": 0}] * 100, "x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carry, "hear_held", lambda *_: {})
         carry.give_all(Answering(), given)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""A pod's end of `lockstep cp` that lies: nothing is written outside of the target, no file runs as somebody else, memory stays small, one
-sentence says why.
+"""An end of `lockstep cp` or `sync` that lies: nothing is written outside of the target, no file runs as somebody else, memory stays small,
+one sentence says why.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.platforms.files.sync import _asked
 from lockstep.platforms.inpod import carry
 from lockstep.platforms.inpod.entries import stays_below
 from lockstep_machine import wire as protocol
@@ -51,7 +52,7 @@ def frames(data: bytes = CONTENT) -> bytes:
 
 
 def file(at: str = "", **other: Any) -> dict[str, Any]:
-    return {"size": len(CONTENT), "mode": 0o644, **other} | ({} if "name" in other else {"name": at})
+    return {"size": len(CONTENT), "mode": 0o644, "sha256": SHA256, **other} | ({} if "name" in other else {"name": at})
 
 
 def offer(*entries: object, name: object = "x") -> bytes:
@@ -77,7 +78,7 @@ def corpus() -> Iterator[bytes]:
         yield offer(ROOT, {"name": "d", "dir": True}, {"name": "d/e", "link": link})
         yield offer({"name": "", "link": link})
     for value in SURPRISES:
-        for key in ("name", "size", "mode", "dir", "link"):
+        for key in ("name", "size", "mode", "dir", "link", "sha256"):
             yield offer(ROOT, file("y", **{key: value}))
         yield offer(file(), name=value)
         yield offer(value)
@@ -184,11 +185,11 @@ def said(chunks: Iterable[bytes]) -> Iterator[Wire]:
         other.close()
 
 
-def taken(answer: Iterable[bytes], to: str, name: str | None) -> str:
+def taken(answer: Iterable[bytes], to: str, name: str | None, sync: dict[str, Any] | None = None) -> str:
     """What the laptop's end says of it; "" where all is well."""
     with said(answer) as wire:
         try:
-            carry.take(wire, to, name=name)
+            carry.take(wire, to, name=name, sync=sync)
         except (CarryError, Gone, OSError) as error:
             return str(error) or "nothing"
     return ""
@@ -204,15 +205,32 @@ def check_target(home: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) & 0o7022 == 0, path
 
 
-@pytest.mark.parametrize("name", [None, "mine"])
+def kept(answer: bytes, *names: object) -> bytes:
+    """What somebody says who syncs: after the entries, which files stay."""
+    entries, end, rest = answer.partition(b"\n")
+    return entries + end + line({"keep": list(names)}) + rest
+
+
+SYNC = {"source": "laptop:/home/ada", "force": True, "alone": False}
+SYNCS = [
+    *(kept(offer(ROOT, file("y")), value) for value in SURPRISES),
+    *(line({"entries": [ROOT]}) + line({"keep": value}) for value in SURPRISES),
+]
+
+
+@pytest.mark.parametrize(("name", "sync"), [(None, None), ("mine", None), (None, SYNC)])
 @pytest.mark.parametrize("to", ["projects/demo/", "projects/demo/there", "projects/demo/new"])
-def test_whatever_a_pod_answers_nothing_is_written_outside_of_the_target(to: str, name: str | None, home: Path) -> None:
+def test_whatever_a_pod_answers_nothing_is_written_outside_of_the_target(
+    to: str, name: str | None, sync: dict[str, Any] | None, home: Path
+) -> None:
     before, answers = outside(home), [*corpus(), *mutated(200)]
+    if sync:
+        answers = [*(kept(answer, "y", "../x") for answer in answers), *SYNCS]
     assert len(answers) > 600
     previous, refused = os.umask(0o022), 0
     try:
         for answer in answers:
-            problem = taken([answer], f"{home}/{to}", name)
+            problem = taken([answer], f"{home}/{to}", name, sync)
             assert outside(home) == before, (answer[:300], problem)
             check_target(home)
             assert len(problem) < 3000
@@ -377,6 +395,45 @@ def test_a_pod_that_takes_can_neither_break_the_giver_nor_have_what_it_didn_t_of
     (tmp_path / "source/y").write_bytes(CONTENT)
     with said([TAKERS[number]]) as wire, pytest.raises((CarryError, Gone)) as raised:
         carry.give(wire, tmp_path / "source")
+    assert str(raised.value)
+
+
+@pytest.mark.parametrize("record", ["../../../.bashrc", "l/authorized_keys"])
+def test_a_sync_deletes_nothing_outside_of_the_target_whatever_its_record_says(record: str, home: Path) -> None:
+    there, before = home / "projects/demo/there", outside(home)
+    (there / ".lockstep").mkdir()
+    (there / ".lockstep/sync.json").write_text(json.dumps({record: SHA256}))
+    assert taken([kept(offer(ROOT, file("y")))], str(there), None, SYNC)
+    assert outside(home) == before
+
+
+def test_a_sync_is_of_a_folder(tmp_path: Path) -> None:
+    assert "it syncs no folder" in taken([kept(offer(file()))], f"{tmp_path}/x", None, SYNC)
+    assert list(tmp_path.iterdir()) == []
+
+
+ANSWERS = [
+    *(line({"done": False}) + line({"changes": value}) for value in SURPRISES if value != []),
+    *(line({"done": False}) + line({"changes": [value]}) for value in SURPRISES),
+    *(line({"done": False}) + line({"changes": [["wanted", value]]}) for value in [*SURPRISES, *NAMES]),
+    *(line({"done": False}) + line({"changes": [[value, "y"]]}) for value in SURPRISES),
+    *(line({"done": False}) + line({"changes": [change]}) for change in (["sent", "y"], ["removed", "../a"], ["changed", 1])),
+    *(line({"done": False}) + line({"changes": []}) + line({"theirs": value}) for value in SURPRISES if value != []),
+    *(line({"done": False}) + line({"changes": []}) + line({"theirs": [value]}) for value in SURPRISES),
+    *(line({"done": False}) + line({"changes": []}) + line({"theirs": [["y", value]]}) for value in SURPRISES if value != []),
+    *(
+        line({"done": False}) + line({"changes": []}) + line({"theirs": [[value, ["x"]]]})
+        for value in SURPRISES
+        if not isinstance(value, str)
+    ),
+    b"",
+]
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS)))
+def test_a_pod_that_is_synced_to_has_nothing_that_was_not_offered(number: int) -> None:
+    with said([ANSWERS[number]]) as wire, pytest.raises((CarryError, Gone)) as raised:
+        _asked({}, {"y": {"name": "y", "link": "x"}}, wire)
     assert str(raised.value)
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.platforms.inpod import drill, editor, gate, netrate, rankload, rankstacks, receiver
+from lockstep.platforms.inpod import drill, editor, gate, netrate, rankload, rankstacks, synced
 from lockstep.platforms.inpod.entries import is_plain
 from lockstep_machine import wire as protocol
 from lockstep_machine.processes import ProcessState
@@ -205,8 +205,8 @@ def test_a_file_that_was_changed_in_the_last_two_seconds_is_read_again(
     seconds: float, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").write_text("x")
-    monkeypatch.setattr(receiver, "time", VirtualClock((tmp_path / "x").stat().st_ctime + seconds))
-    digests = receiver.Digests(tmp_path)
+    monkeypatch.setattr(synced, "time", VirtualClock((tmp_path / "x").stat().st_ctime + seconds))
+    digests = synced.Digests(tmp_path)
     digests.of("x")
     digests.remember()
-    assert list(receiver.read_json(tmp_path / ".lockstep/sync-seen.json")) == names
+    assert list(synced.read_json(tmp_path / ".lockstep/sync-seen.json")) == names

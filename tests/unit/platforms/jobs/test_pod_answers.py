@@ -34,13 +34,12 @@ from lockstep.plan.pages.logs import RankFailures, error_lines
 from lockstep.plan.pages.top import snapshot, top_page
 from lockstep.plan.render.run import result_in
 from lockstep.platforms.files.sending import _lines as _sync_lines
-from lockstep.platforms.files.sync import Synced, _asked
+from lockstep.platforms.files.sync import Synced
 from lockstep.platforms.jobs import bundle
 from lockstep.platforms.jobs.editor import _hear
 from lockstep.platforms.jobs.runs import frozen_run
 from lockstep.programs import STDOUT, Program, ProgramFailed, answer_of, lines_in
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
-from lockstep_machine.wire import CarryError
 from support.fake_cluster import FakeCluster
 
 NAMES_MAX = 50
@@ -146,28 +145,6 @@ def test_of_an_editors_server_only_ports_and_words_are_taken() -> None:
 def test_a_line_of_an_editors_server_has_at_most_256_kibibytes(size: int, is_taken: bool) -> None:
     with contextlib.nullcontext() if is_taken else pytest.raises(ProgramFailed, match="doesn't end its answer"):
         assert asyncio.run(heard(says(bytes(size)))) == ("", None)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        "wanted",
-        ["wanted"],
-        ["wanted", "../../.ssh/id_rsa"],
-        ["wanted", "b"],
-        ["wanted", ["a"]],
-        ["sent", "a"],
-        ["changed", 1],
-        ["removed", "../a"],
-    ],
-)
-def test_a_pod_gets_no_file_by_sync_that_was_not_offered(change: Any) -> None:
-    said: list[object] = []
-    answers = {"changes": [(["wanted", "a"], 0), (change, 0)], "theirs": []}
-    wire = SimpleNamespace(say=said.append, say_all=lambda *values: said.append(values), hear=lambda: {"done": False}, hear_all=answers.get)
-    with pytest.raises(CarryError, match="asks for files that were not offered"):
-        _asked({}, {"a": {"sha256": "", "link": False, "executable": False}}, cast(Any, wire))
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def giving() -> Iterator[tuple[str, int]]:
     """Address of a host that gives an empty folder; its thread ends with this process."""
     listener, _ = listening("127.0.0.1", PORTS)
     assert listener is not None
-    threading.Thread(target=give_on, args=(listener, KEY, Stored([{"name": "", "dir": True}], "x", {})), daemon=True).start()
+    threading.Thread(target=give_on, args=(listener, KEY, Stored([{"name": "", "dir": True}], "x")), daemon=True).start()
     yield listener.getsockname()
 
 
@@ -223,8 +223,8 @@ def test_strangers_and_another_key_take_no_place_from_the_one_with_the_key() -> 
 @pytest.mark.parametrize(("digest", "is_sent"), [("what it had when it came", False), (hashlib.sha256(b"altered").hexdigest(), True)])
 def test_what_a_disk_gives_back_altered_is_not_passed_on(tmp_path: Path, digest: str, is_sent: bool) -> None:
     (tmp_path / "x").write_text("altered")
-    entry, answers = {"size": 7, "path": str(tmp_path / "x")}, list[dict[str, str]]()
+    entry, answers = {"size": 7, "path": str(tmp_path / "x"), "sha256": digest}, list[dict[str, str]]()
     wire = cast(Wire, SimpleNamespace(pass_on=lambda _: None, say=answers.append))
     with nullcontext() if is_sent else pytest.raises(CarryError, match="is bad: try again"):
-        _give_file(wire, entry, 0, hashlib.sha256(), digest, lambda _: None)
+        _give_file(wire, entry, 0, hashlib.sha256(), lambda _: None)
     assert [list(answer) for answer in answers] == [["sha256"] if is_sent else ["failed"]]
