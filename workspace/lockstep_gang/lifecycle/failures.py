@@ -11,6 +11,7 @@ from lockstep_gang.contract.placewords import PlaceWords, words_of
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import SILENCE_SECONDS
+from lockstep_gang.contract.trouble import LOST_PEER
 from lockstep_gang.lifecycle.causes import (
     NO_ROOM,
     blamable,
@@ -28,7 +29,7 @@ from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, ranks_apart, sto
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import open_silence_of, open_silences, silence_to_blame, silent_node_failure, with_interruption_said
 from lockstep_gang.lifecycle.start import late_ranks_failure
-from lockstep_gang.lifecycle.tracebacks import LOST_PEER, Raised, raised_in
+from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 from lockstep_spec.exits import MEANINGS, SAVED
 from lockstep_spec.words import binary_size, named, number_of
 

@@ -21,13 +21,6 @@ NOISE = any_of(
     r"terminate called|Aborted|Fatal Python error",
 )
 """Lines that are written while a process ends, after the exception that ended it."""
-# What gloo, NCCL and TCPStore say in a rank that lost its peer.
-LOST_PEER = any_of(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|: EOFError: $",
-    r"remote process (exited|has terminated)|remote end closed|peer .*(closed|gone)",
-    r"unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes",
-    flags=re.IGNORECASE,
-)
 LEFT_OUT = "[…]"
 """Stand-in for lines between those of an exception and the last ones."""
 _INSIDE = re.compile(rf"{_RANK}\s")

@@ -1,4 +1,4 @@
-"""What verbs ask of a place where jobs run. A place inherits both classes; mypy refuses one that lacks a method without a body here."""
+"""Interface of a place where jobs run. A place inherits both classes; mypy refuses one that lacks a method without a body here."""
 
 from __future__ import annotations
 

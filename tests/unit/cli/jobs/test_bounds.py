@@ -57,7 +57,7 @@ def test_the_page_of_all_verbs_in_docs_has_their_defaults_and_words() -> None:
 def test_a_job_that_does_not_get_there_is_waited_for_so_long(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, verb: str, said: str
 ) -> None:
-    def look_again() -> Object:
+    def look_again(before: Object | None = None) -> Object:
         clock.sleep(9.5)
         return {}
 
@@ -73,7 +73,7 @@ def test_a_job_that_does_not_get_there_is_waited_for_so_long(
 def test_a_verb_that_waits_ends_with_the_job_whatever_it_waits_for(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, words: list[str], end: str
 ) -> None:
-    def look_again() -> Object:
+    def look_again(before: Object | None = None) -> Object:
         return progress("Running") if clock.now < 5 else progress(end, **{end: "True"})
 
     job = SimpleNamespace(name="x", status={}, look_again=look_again, suspend=lambda now: True)

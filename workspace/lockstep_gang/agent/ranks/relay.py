@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from lockstep_gang.contract.trouble import LOST_PEER
 from lockstep_gang.lifecycle.causes import TIMED_OUT
-from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, LOST_PEER, NOISE, ExceptionLines, says_child_ended
+from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines, says_child_ended
 from lockstep_spec.words import printable
 
 LINE_BYTES_MAX = 8192

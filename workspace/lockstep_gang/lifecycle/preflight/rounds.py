@@ -29,11 +29,11 @@ from lockstep_gang.contract.preflight import (
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
+from lockstep_gang.contract.trouble import LOST_PEER
 from lockstep_gang.lifecycle.preflight.all_reduce import Measurement, busbw, judge_pairs, next_pairs
 from lockstep_gang.lifecycle.preflight.checks import cause_of, checks_of, judge_all, judge_programs, programs_of, silent, without_trainer
 from lockstep_gang.lifecycle.preflight.nodes import expected_of, without_torch
 from lockstep_gang.lifecycle.preflight.self_test import SELF_TEST, TORCH_BUILD, judge_self_test, speed_of
-from lockstep_gang.lifecycle.tracebacks import LOST_PEER
 from lockstep_spec.choices import Severity
 from lockstep_spec.words import number_of
 
