@@ -142,7 +142,6 @@ class TargetOptions:
             is_stand_in,
             not is_stand_in or is_embedded(verb, cluster),
             self.context,
-            verb.place,
             OwnFiles(),
         )
 

@@ -149,15 +149,23 @@ def host_job(seen: Seen, again: str, now: float) -> Observed:
     return Observed(job={**seen.record.job, "status": status}, hosts=seen.hosts)
 
 
+def report_of(written: object, uid: str) -> Report | None:
+    """A coordinator's report, as it is written to the run's folder; None for what isn't one of this start: a job's name may have been
+    another's.
+    """
+    try:
+        report = parse_report(json.dumps(written).encode())
+    except ContractError:
+        return None
+    return report if report.job.uid == uid else None
+
+
 def _newest_report(seen: Seen, now: float) -> ReceivedReport | None:
-    """The coordinator's newest report on any volume; another job of this name has none to do with this one."""
+    """The coordinator's newest report on any volume."""
     newest: ReceivedReport | None = None
     for job in seen.jobs.values():
-        try:
-            report = parse_report(json.dumps(job.report).encode()) if job.report else None
-        except ContractError:
-            continue
-        if report is not None and report.job.uid == seen.record.uid and (newest is None or report.sequence > newest.report.sequence):
+        report = report_of(job.report, seen.record.uid)
+        if report is not None and (newest is None or report.sequence > newest.report.sequence):
             newest = ReceivedReport(report, "", now - job.report_seconds)
     return newest
 

@@ -41,6 +41,4 @@ class Target:
     """Its file is about this API server: a named one, or the embedded cluster's."""
     context: str | None = None
     """Context of the kubeconfig, if one was stated."""
-    place: str = ""
-    """The cluster and its namespace in a sentence."""
     files: ClusterFiles = NO_FILES

@@ -15,7 +15,7 @@ from lockstep.api.names import HOSTS
 from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.platforms.output import put, say, tell
 from lockstep.platforms.places.backend import Backend, Job
-from lockstep.platforms.places.common import CommonJob, show_to_its_end
+from lockstep.platforms.places.common import CommonJob, show_to_its_end, tell_if_suspended
 from lockstep.platforms.places.orders import Order
 from lockstep.platforms.places.values import POLL_SECONDS, STOP_SECONDS, JobGone, NamedPlace, Say, Spot, Stale, Use, Volume, Volumes, Words
 from lockstep_gang.contract.layout import RankLayout
@@ -162,8 +162,7 @@ class HostsJob(CommonJob):
 
     def __init__(self, backend: HostsBackend, seen: Seen) -> None:
         self.backend: HostsBackend = backend
-        self._is_suspended = False
-        """True once who follows its log was told that it is suspended."""
+        self._reason = ""
         self._see(seen)
 
     def _see(self, seen: Seen) -> None:
@@ -287,10 +286,8 @@ class HostsJob(CommonJob):
         return "what it left in the workspaces of its hosts stays"
 
     async def is_over(self, say: Say) -> bool:
-        status, before = await self.current(), self._is_suspended
-        self._is_suspended = condition(status, "Progressing").get("reason") == "Suspended"
-        if self._is_suspended and not before:
-            say(f"{self.name} is suspended; this goes on when it does (lockstep resume {self.at}), Ctrl-C ends it")
+        status = await self.current()
+        self._reason = tell_if_suspended(self, status, self._reason, say)
         return has_ended(status)
 
     def looks(self, interval: float, *, live: bool) -> Looks:

@@ -24,7 +24,7 @@ from lockstep.plan.pages.logs import LogSelection, layout_of, no_such_node, node
 from lockstep.platforms.jobs.observe import JobObserver, operator_unheard
 from lockstep.platforms.output import say, tell
 from lockstep.platforms.places.backend import Backend
-from lockstep.platforms.places.common import CommonJob
+from lockstep.platforms.places.common import CommonJob, tell_if_suspended
 from lockstep.platforms.places.orders import lack
 from lockstep.platforms.places.values import JobGone, Say, Spot, Use, Volume, Words
 
@@ -304,10 +304,7 @@ class _Over:
         self._watch(status)
         if (still := standstill(status)) and not is_true(status, "Suspended"):
             raise Failed(f"job {self._job.name} has no log to come: {still}")
-        reason = str(condition(status, "Progressing").get("reason"))
-        if reason == "Suspended" and self._reason != reason:
-            self._say(f"{self._job.name} is suspended; this goes on when it does (lockstep resume {self._job.at}), Ctrl-C ends it")
-        self._reason = reason
+        self._reason = tell_if_suspended(self._job, status, self._reason, self._say)
         return has_ended(status)
 
 

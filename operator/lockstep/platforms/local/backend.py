@@ -269,7 +269,6 @@ class LocalJob(CommonJob):
     def looks(self, interval: float) -> Looks:
         """Look at it, and at its ranks while it runs."""
         from lockstep.plan.pages.top import LOCAL, machine_node
-        from lockstep.platforms.jobs.processes import LocalPlace
         from lockstep.platforms.jobs.top import looks_of_job
         from lockstep.platforms.local.records import runs
 
@@ -281,8 +280,8 @@ class LocalJob(CommonJob):
             desired = (self.status.get("ranks") or {}).get("desired", 0)
             return [machine_node(socket.gethostname(), range(desired), answers.get(0, {}))] if runs(Path(self._folder)) else []
 
-        folder = str(self.backend.root.resolve() / "workspace/runs" / self.name)  # (as its ranks name it)
-        return looks_of_job(self.name, {0: (LocalPlace(), folder)}, look, nodes, interval)
+        files = self.backend.files  # (as its ranks name them)
+        return looks_of_job(self.name, {0: (files.place, files.run_folder(self.name))}, look, nodes, interval)
 
     log_uid = ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_TYPED, DELETED
 from lockstep.api.objects import Object, condition, go_on_words, typed_command
-from lockstep.plan.hosts.status import UNWRITTEN_SECONDS
+from lockstep.plan.hosts.status import UNWRITTEN_SECONDS, report_of
 from lockstep.plan.observed import Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile.clocks import Earlier
@@ -21,8 +21,7 @@ from lockstep.plan.reconcile.status import fitted, reported_parts, reported_rank
 from lockstep.plan.times import timestamp
 from lockstep.platforms.jobs.machine import LOCK
 from lockstep.platforms.onhost.readings import object_in
-from lockstep_gang.contract.report import ENDS, Report, State, parse_report
-from lockstep_spec.codec import ContractError
+from lockstep_gang.contract.report import ENDS, Report, State
 from lockstep_spec.files import lacks_room, mount_of, room_words
 
 COMPLETE = "the job is complete"
@@ -38,7 +37,7 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         uid = attempts[-1]["jobUid"]
         run = object_in(folder / "logs/output/run.json")
         spec = _spec(run) if (run.get("job") or {}).get("uid") == uid else {}
-        report = _report(path := folder / "gang/report.json", uid)
+        report = report_of(object_in(path := folder / "gang/report.json").get("report"), uid)
         lock = folder / LOCK
         typed = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[2].strip() if lock.is_file() else ""
         annotations = {ANNOTATION_TYPED: typed} if typed else {}  # the command that its newest start wrote below its process
@@ -49,15 +48,6 @@ def observed_run(job: str, root: Path, again: str = "--local") -> Observed:
         began = next(record["started"] for record in attempts if record["jobUid"] == uid)
         observed = Observed(job={"metadata": {**metadata, "creationTimestamp": began}, "spec": spec, "status": status})
         return observed if report is None else Observed(job={**observed.job, "status": _with_report(observed, report, path)})
-
-
-def _report(path: Path, uid: str) -> Report | None:
-    """Return the coordinator's newest report; None without one of this start."""
-    try:
-        report = parse_report(json.dumps(object_in(path).get("report")).encode())
-    except ContractError:
-        return None
-    return report if report.job.uid == uid else None
 
 
 def _spec(run: Object) -> Object:

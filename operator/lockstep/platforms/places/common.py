@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.objects import has_ended, is_true
+from lockstep.api.objects import Object, condition, has_ended, is_true
 from lockstep.kube.threads import in_thread
 from lockstep.plan.pages.logs import LogSelection, request_of
 from lockstep.platforms.output import put, say
@@ -52,6 +52,14 @@ class CommonJob(Job):
             )
         async with self.volume(nodes[0] if nodes else 0, say, Use.TRAINER) as volume:
             return await inspected(volume.place, verb, volume.run_folder(self.name), options)
+
+
+def tell_if_suspended(job: Job, status: Object, before: str, say: Say) -> str:
+    """Say that a job is suspended, whose log is followed, where it wasn't before. Return what to pass as `before` next time."""
+    reason = str(condition(status, "Progressing").get("reason"))
+    if reason == "Suspended" and before != reason:
+        say(f"{job.name} is suspended; this goes on when it does (lockstep resume {job.at}), Ctrl-C ends it")
+    return reason
 
 
 async def show_to_its_end(job: Job, selection: LogSelection) -> int:
