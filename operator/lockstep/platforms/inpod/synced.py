@@ -40,29 +40,27 @@ class Digests:
         path = f"{self._root}/{name}"
         try:
             state = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
+            is_link = stat.S_ISLNK(state.st_mode)
+            stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+            previous = self._before.get(name)
+            content = previous[0] if previous is not None and previous[1:] == stamp else digest(path, is_link)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, False
-        stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
-        previous = self._before.get(name)
-        content = previous[0] if previous is not None and previous[1:] == stamp else digest(path)
-        if content is not None and time.time() - max(state.st_mtime, state.st_ctime) > SETTLED_SECONDS:
+        if time.time() - max(state.st_mtime, state.st_ctime) > SETTLED_SECONDS:
             self._now[name] = [content, *stamp]
-        return content, bool(state.st_mode & 0o111) and not stat.S_ISLNK(state.st_mode)
+        return content, bool(state.st_mode & 0o111) and not is_link
 
     def remember(self) -> None:
         if self._now != self._before:
             write_json(self._file, self._now)
 
 
-def digest(path: str | Path) -> str | None:
-    """SHA-256 of a file's bytes, or of a link's target; None if it doesn't exist."""
-    try:
-        if os.path.islink(path):  # noqa: PTH114 (a thousand of them: a Path costs more than the question)
-            return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()  # noqa: PTH115 (what is written in it, not a Path)
-        with open(path, "rb") as file:  # noqa: PTH123
-            return hashlib.sha256(file.read()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
+def digest(path: str, is_link: bool) -> str:
+    """SHA-256 of a file's bytes, or of a link's target. Raises OSError."""
+    if is_link:
+        return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()  # noqa: PTH115 (what is written in it, not a Path)
+    with open(path, "rb") as file:  # noqa: PTH123 (a thousand of them: a Path costs more than the question)
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def compare(
