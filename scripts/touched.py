@@ -57,15 +57,19 @@ class Tree:
         self.text = {file: (root / file).read_text(encoding="utf-8") for file in self.modules.values()}
         self.modules |= {Path(file).stem: file for file in self.text if re.match(r"tests/(train/ranks|faults)/(?!test_)", file)}
         self.rooms = yaml.safe_load((root / "scripts/touched.yaml").read_text(encoding="utf-8"))
-        trees = {file: ast.parse(text) for file, text in self.text.items()}
-        told = (ast.Constant, ast.Import, ast.ImportFrom)  # one walk: there are millions of nodes
-        nodes = {file: [node for node in ast.walk(tree) if isinstance(node, told)] for file, tree in trees.items()}
+        nodes: dict[str, list[ast.AST]] = {}
+        cases: dict[str, set[str]] = {}
+        for file, text in self.text.items():
+            tree = ast.parse(text)  # held no longer: there are millions of nodes, and each look for garbage walks through what is held
+            nodes[file] = [node for node in ast.walk(tree) if isinstance(node, (ast.Constant, ast.Import, ast.ImportFrom))]
+            if file.startswith("tests/train/ranks/"):
+                cases[file] = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         self.words = {
             file: {node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
             for file, found in nodes.items()
         }
         self.uses = {file: self._used(file, found) for file, found in nodes.items()}
-        self._add_ranks(trees)
+        self._add_ranks(cases)
         self._add_verbs()
 
     def _used(self, file: str, nodes: Iterable[ast.AST]) -> set[str]:
@@ -77,16 +81,13 @@ class Tree:
         above = {f"{folder.as_posix()}/conftest.py" for folder in Path(file).parents if file.startswith("tests/")} - {SHARED_BY_ALL}
         return {self.modules[name] for name in names} | above & self.text.keys()
 
-    def _add_ranks(self, trees: Mapping[str, ast.Module]) -> None:
-        """Join a test with what it asks forked ranks for by name, and with what those functions import, if few tests do so."""
-        cases = {
-            file: {node.name for node in trees[file].body if isinstance(node, ast.FunctionDef)}
-            for file in self.text
-            if file.startswith("tests/train/ranks/")
-        }
+    def _add_ranks(self, cases: Mapping[str, Collection[str]]) -> None:
+        """Join a test with what it asks forked ranks for by name, and with what those functions import, if few tests do so. `cases`: the
+        functions of each module of ranks.
+        """
         asking = defaultdict(set)
         for file in self.tests("tests/train/"):
-            asked = {case for case, names in cases.items() if names & self.words[file]}
+            asked = {case for case, names in cases.items() if self.words[file].intersection(names)}
             self.uses[file] |= asked
             for used in {used for case in asked for used in self.uses[case]}:
                 asking[used].add(file)

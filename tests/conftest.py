@@ -26,6 +26,8 @@ from support.checkout import ROOT
 from support.clusters.own_cluster import GIVEN, NOBODYS
 from unit.virtual_time import VirtualClock
 
+GARBAGE_OBJECTS = 20_000
+"""New objects between looks for garbage: with Python's 700, tests that read the whole tree spend a third of their time on these."""
 pytest_plugins = ["support.corpus_score"]
 # An example's time says how busy the machine is; the same examples each time, so that a failure is of the change that it is seen with.
 settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
@@ -37,6 +39,7 @@ def pytest_collection_finish() -> None:
     """Take modules and collected tests out of the garbage collector's sight: with thousands of tests, an eighth of the processor's time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS)
     gc.enable()
 
 
