@@ -74,8 +74,7 @@ def main() -> int:
     compile_lock("cli.lock", "pyproject.toml", "--constraint", "requirements/dev.lock")
     compile_lock("lowest.lock", "pyproject.toml", "--resolution", "lowest-direct")
     # What a machine that runs jobs itself has beside this code, and pods of its embedded cluster mount.
-    groups = ("--group", "operator", "--group", "devcluster", "--group", "train")
-    compile_lock("local.lock", "pyproject.toml", *groups, "--constraint", "requirements/dev.lock")
+    compile_lock("local.lock", "pyproject.toml", "--group", "operator", "--group", "train", "--constraint", "requirements/dev.lock")
     # In the trainer's image beside the trainer's packages: where both have one, it is the same.
     compile_lock("editors.lock", "--group", "editors", "--constraint", "requirements/train.lock")
     # Laid over dev's environment: what both need is dev's, and isn't installed twice.

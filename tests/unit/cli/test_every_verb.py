@@ -152,26 +152,65 @@ def test_without_rights_it_is_said_which_are_missing(
 def test_ctrl_c_ends_it_with_130_and_no_traceback(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub, ended = ApiStub(), threading.Event()
-    answer, late = stub.answer, []
+    stub = ApiStub()
+    late = interrupted(stub, 1, monkeypatch, tmp_path, arguments(name, tmp_path))
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err + told.out
+    assert late == [], "it waited for an answer"
 
-    def interrupt(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        """The first request is left without an answer; those that tidy up get theirs."""
-        if len(stub.asked) == 1:
+
+def interrupted(stub: ApiStub, number: int, monkeypatch: pytest.MonkeyPatch, folder: Path, words: list[str]) -> list[str]:
+    """Type a verb, and Ctrl-C at this request, which is left without an answer; those that tidy up get theirs. Return the paths whose
+    answer was waited for.
+    """
+    ended, answer, late = threading.Event(), stub.answer, list[str]()
+
+    def interrupt(method: str, path: str, body: Any) -> tuple[int, dict[str, Any] | str]:
+        if len(stub.asked) == number:
             os.kill(os.getpid(), signal.SIGINT)
             if not ended.wait(30):
                 late.append(path)
         return answer(method, path, body)
 
     stub.answer = interrupt  # type: ignore[method-assign]
-    with served(stub, tmp_path) as path:
+    with served(stub, folder) as path:
         monkeypatch.setenv("KUBECONFIG", str(path))
-        code = run(monkeypatch, arguments(name, tmp_path))
+        code = run(monkeypatch, words)
         ended.set()
+    assert code == INTERRUPTED, (code, stub.asked)
+    return late
+
+
+def running_job() -> ApiStub:
+    """Return an API server with job x of two nodes, whose pods run."""
+    progress = {"type": "Progressing", "status": "True", "reason": "Running", "message": "all ranks run"}
+    job = {"metadata": {"name": "x", "namespace": "team", "uid": "u"}, "spec": {"nodes": 2}, "status": {"conditions": [progress]}}
+    pods = [
+        {
+            "metadata": {"name": f"x-{node}", "namespace": "team", "uid": f"{node}"},
+            "spec": {"containers": []},
+            "status": {"phase": "Running"},
+        }
+        for node in range(2)
+    ]
+    core, own = "/api/v1/namespaces/team/pods", "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs/x"
+    return ApiStub({
+        own: job, core: {"metadata": {}, "items": pods}, f"{core}/x-0": pods[0], f"{core}/x-0/log": "2026-01-01T00:00:00Z a line\n",
+        "/apis/apps/v1/namespaces/team/statefulsets/x": {"metadata": {"name": "x"}, "spec": {"replicas": 2}},
+    })  # fmt: skip
+
+
+REQUESTS = {"top x": 5, "logs x -f": 4, "describe x": 4, "why x": 8, "stop x": 3, "wait x": 2, "shell x": 2, "checkpoint x": 2}
+"""Verb about a job that runs → how many of its requests are interrupted."""
+
+
+@pytest.mark.parametrize(("verb", "number"), [(verb, number) for verb, last in REQUESTS.items() for number in range(2, last + 1)])
+def test_ctrl_c_ends_a_verb_about_a_job_at_each_request(
+    verb: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert interrupted(running_job(), number, monkeypatch, tmp_path, [*verb.split(), "-n", "team"]) == [], "it waited for an answer"
     told = capsys.readouterr()
-    assert code == INTERRUPTED, told
     assert "Traceback" not in told.err + told.out
-    assert late == [], "it waited for an answer"
 
 
 OF_A_JOB = [name for name in REMOTE if any(parameter.name == "job" and parameter.required for parameter in VERBS[name].params)]

@@ -121,16 +121,22 @@ def test_what_the_trainer_says_of_a_folder_acts_on_no_terminal(capsys: pytest.Ca
     assert told.out == told.err == ("\\x1b[2J\\u202e" * 9 + "\n") * 20000
 
 
-SLOW = "import sys, time; time.sleep(0.5); print('first', flush=True); time.sleep(0.5)"
+SLOW = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('first', flush=True); time.sleep(0.5)"
 
 
 def test_what_says_nothing_for_long_is_said_to_go_on_until_its_first_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trainer, "trainer_command", lambda module, arguments: [sys.executable, "-c", SLOW])
+    told = tmp_path / "told"
+    monkeypatch.setattr(trainer, "trainer_command", lambda module, arguments: [sys.executable, "-c", SLOW, str(told)])
     monkeypatch.setattr(terminal, "ELSEWHERE_SECONDS", 0.1)
     seen: list[str] = []
-    monkeypatch.setattr(terminal, "tell", seen.append)
+
+    def tell(line: str) -> None:
+        seen.append(line)
+        told.touch()
+
+    monkeypatch.setattr(terminal, "tell", tell)
     monkeypatch.setattr(ProgramOutput, "put", lambda self, data: seen.append(data.decode()) if data else None)
     trainer.run_trainer("merge", [])
     waited = [line for line in seen if line.startswith("… importing torch and peft, ")]

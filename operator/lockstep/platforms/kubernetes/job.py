@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,9 +93,7 @@ class KubernetesJob(CommonJob):
         if not is_run(self.job):
             return current_status(self.same(get_job(self.target.client, self.namespace, self.name)))
         status = self.seen().status
-        if (
-            before is not None and has_no_pods(status) and not has_no_pods(before)
-        ):  # its volume knows: read once, a reader may be in the way
+        if before is not None and has_no_pods(status) and not has_no_pods(before):  # (its volume is read once: a reader holds it)
             return replace(self, job=seen_runs(self.target, [self.job], read=True)[0]).status
         return status
 
@@ -223,7 +222,7 @@ class KubernetesJob(CommonJob):
         from lockstep.kube.forward import forwarded
         from lockstep.platforms.jobs.editor import attach_command, refuse_without_rights
 
-        pod, namespace, client = self.running_pod(node), self.namespace, self.target.client
+        pod, namespace, client = await in_thread(partial(self.running_pod, node)), self.namespace, self.target.client
         async with client.connected() as cluster:
 
             def way(there: int, here: int) -> AbstractAsyncContextManager[int]:

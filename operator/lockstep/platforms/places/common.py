@@ -43,7 +43,7 @@ class CommonJob(Job):
         """Return the answer as of `Job.commits`. Raises ConfigError for shards that are spread over several volumes."""
         from lockstep.platforms.files.results import inspected
 
-        nodes = self.nodes_with_volumes()
+        nodes = await in_thread(self.nodes_with_volumes)
         if len(nodes) > 1:
             raise ConfigError(
                 f"job {self.name} has one volume per pod, and its shards are spread over {len(nodes)} of them: fetch them (lockstep cp"

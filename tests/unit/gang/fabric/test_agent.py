@@ -30,6 +30,7 @@ name = open(os.environ["FOLDER"] + f"/log-{os.environ['NODE_RANK']}").read()
 with open(path, "w") as file:
     file.write(open(name).read())
 """
+UNTIL_TOLD = 'while not os.path.exists(os.environ["FOLDER"] + "/go"): time.sleep(0.01)\n'
 
 
 @pytest.mark.parametrize(
@@ -196,8 +197,9 @@ def pretend(agents: Gang, script: str, *names: str, **asked: object) -> None:
 
 
 def test_agents_report_what_nccl_logs_and_keep_it(agents: Gang) -> None:
-    pretend(agents, "time.sleep(2.5)\n", "2.18-ib-peermem", "2.18-ib-peermem")
+    pretend(agents, UNTIL_TOLD, "2.18-ib-peermem", "2.18-ib-peermem")
     agents.until("fabric: RDMA over mlx5_0, mlx5_1 (IB), GPUDirect by nvidia-peermem, verified on 2 of 2 ranks")
+    (agents.folder / "go").touch()
     assert agents.codes() == [0, 0]
     kept = [agents.folder / "run" / "logs" / "nccl" / f"rank-{rank}.log" for rank in (0, 1)]
     assert all("Using network IB" in path.read_text() for path in kept)
@@ -225,9 +227,14 @@ def test_nccls_warning_is_shown_and_names_the_failure_of_a_rank_that_ends_at_onc
 
 
 def test_cpu_ranks_say_that_gloo_leaves_nothing_to_verify(agents: Gang) -> None:
-    agents.write("import time; time.sleep(1)", fabric=FabricAsked("TCP"), environment={"GLOO_SOCKET_IFNAME": "eth7"})
+    agents.write(
+        f"import os, time\n{UNTIL_TOLD}",
+        fabric=FabricAsked("TCP"),
+        environment={"FOLDER": str(agents.folder), "GLOO_SOCKET_IFNAME": "eth7"},
+    )
     agents.start(0, 1)
     agents.until("fabric: CPU ranks over gloo (over eth7): nothing to verify")
+    (agents.folder / "go").touch()
     assert agents.codes() == [0, 0]
 
 

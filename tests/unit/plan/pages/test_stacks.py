@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,8 @@ def test_all_ranks_are_asked_again_and_again_and_neither_they_nor_their_log_noti
 def test_native_code_that_holds_the_interpreter_is_no_obstacle(agents: Gang) -> None:
     locked = "import ctypes; lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); lock(mutex); lock(mutex)"
     run = write(agents, locked)
-    started(agents)
-    time.sleep(0.2)  # (it says so before the call)
+    rank = Path("/proc", str(started(agents)[1]))  # (it says that it is there before the call)
+    agents.wait(lambda: "yes" if process_state(rank).letter == "S" else None, 20, "lock")
     assert "in odd_one_out" in inside(asked(run)[1])
 
 

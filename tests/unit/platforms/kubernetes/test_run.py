@@ -15,7 +15,7 @@ import pytest
 
 from golden.plan_cases import CONTEXT, job, profile
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.objects import Typed
+from lockstep.api.objects import Typed, has_no_pods
 from lockstep.kube.cluster import ApiError, Cluster
 from lockstep.kube.exec import NotRunning
 from lockstep.plan.reconcile.clocks import Earlier
@@ -100,6 +100,18 @@ def test_the_record_of_a_run_whose_pods_are_gone_is_looked_at_again_where_its_re
     monkeypatch.setattr(status, "beside", beside)
     monkeypatch.setattr(status, "output_of", output_of)
     assert VirtualClock().run(_ended_since(FakeCluster(*made).as_cluster, run)) == 0
+
+
+@pytest.mark.parametrize(("left", "is_gone"), [((), True), ((1,), False)])
+def test_a_run_at_zero_has_no_pods_once_the_last_of_them_is_gone(left: tuple[int, ...], is_gone: bool) -> None:
+    """Whoever waits for its end reads its volume then."""
+    run = ran()
+    for item in (made := objects(run)):
+        item["metadata"] |= {"labels": {"lockstep.dev/job": run.name}, "uid": "u"}
+        item["spec"] = {**item.get("spec", {}), "replicas": 0}
+    pods = [{"kind": "Pod", **node(number, RUNS, labels={"lockstep.dev/job": run.name})} for number in left]
+    cluster = FakeCluster(*made, *pods).as_cluster
+    assert has_no_pods(asyncio.run(observe_run(JobObserver(cluster), cluster, run.as_job)).job["status"]) == is_gone
 
 
 def test_a_run_whose_pods_and_record_are_gone_has_not_ended_as_far_as_can_be_seen() -> None:
