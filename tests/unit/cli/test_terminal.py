@@ -17,6 +17,7 @@ from lockstep.cli.shared import terminal
 from lockstep.platforms.files import meter as meter_module
 from lockstep.platforms.files.transfer import TransferProgress
 from support.checkout import ROOT
+from support.in_process import lockstep
 from unit.virtual_time import VirtualClock
 
 VERBS = [["cluster", "list"], ["render", "-f", "manifests/samples/trainingjob.yaml", "--explain"], ["get", "--help"]]
@@ -57,11 +58,12 @@ def test_every_table_is_written_to_the_console_that_knows_no_color() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_verbs_are_completed(shell: str) -> None:
+def test_verbs_are_completed(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = {"bash": {"COMP_WORDS": "lockstep sta", "COMP_CWORD": "1"}}.get(shell, {"_TYPER_COMPLETE_ARGS": "lockstep sta"})
-    asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **typed}
-    code = "import sys; from lockstep.cli.main import main; sys.argv = ['lockstep']; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    for name, value in {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args", **typed}.items():
+        monkeypatch.setenv(name, value)
+    done = lockstep()
+    assert done.returncode == 0
     assert "stacks" in done.stdout
     assert "resume" not in done.stdout
 

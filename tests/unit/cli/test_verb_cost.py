@@ -87,6 +87,11 @@ def test_verbs_that_show_objects_import_no_models_and_no_templates(words: list[s
     assert loaded(tmp_path, stub, *words, "-n", "team", "--context", "c") == NEEDED
 
 
+def test_a_machine_that_joins_imports_no_models_and_no_templates() -> None:
+    code = f"import sys, lockstep.platforms.local.joined.join; print(*(name for name in {HEAVY} if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
 @pytest.mark.parametrize(
     ("words", "asked"),
     [

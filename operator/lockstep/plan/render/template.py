@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
 from lockstep.api.files.yamltext import load_yaml
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 NOT_YAML = re.compile("[^\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Characters that JSON holds as they are and YAML doesn't, or folds as line ends."""
@@ -23,6 +24,8 @@ def _tojson(value: object) -> str:
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # a job without pods fills nothing
+
     loader = PackageLoader("lockstep.plan.render")
     environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 (not HTML)
     environment.filters["tojson"] = _tojson

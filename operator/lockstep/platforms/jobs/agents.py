@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.platforms.jobs.machine import END_SECONDS
 from lockstep.platforms.output import leave_terminal, tell
 from lockstep_gang.contract.run import Run, run_text
 from lockstep_spec.exits import FAILED, INTERRUPTED, SAVED
 from lockstep_spec.files import write_durably
 
+END_SECONDS = 15.0
+"""Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
 ENDINGS = (0, FAILED, SAVED)
 """An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

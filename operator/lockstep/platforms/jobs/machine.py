@@ -1,11 +1,11 @@
-"""Inputs, GPUs and variables that a job finds on this machine, whose folders stand for its volumes; and the lock of its run."""
+"""Inputs and variables that a job needs of this machine, whose folders stand for its volumes; and the lock of its run."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from posixpath import join
 
@@ -19,32 +19,12 @@ from lockstep_gang.contract.preflight import Kind
 from lockstep_spec.files import other_interpreter, runs_with
 from lockstep_spec.modelnames import is_address, is_folder
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-END_SECONDS = 15.0
-"""Time for the other agents to end after node 0's; then they get SIGTERM, then SIGKILL."""
 LOCK = "local.lock"
 """A file in the run's folder: the process that runs it, which holds its lock, and the command that starts it again."""
 
 
 def run_dir(resolved: Resolved) -> Path:
     return Path(resolved.platform.workspace) / "runs" / resolved.name
-
-
-def visible_gpus(named: str | None, present: Iterable[str]) -> tuple[str, ...]:
-    """Return the GPUs that a CUDA_VISIBLE_DEVICES of this value names; those that are present where there is none."""
-    return tuple(name for name in (present if named is None else map(str.strip, named.split(","))) if name not in {"", "-1"})
-
-
-def stated_gpus(spec: TrainingJobSpec) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES as the job's own variables have it; None where they don't."""
-    return next((variable.value for variable in spec.env if variable.name == VISIBLE and variable.value is not None), None)
-
-
-def require_variables(names: Iterable[str], environment: Container[str], where: str = "") -> None:
-    """Raise ConfigError for those that this shell lacks. `where`: words for the place, in which there is no cluster."""
-    missing = [name for name in names if name not in environment]
-    if missing:
-        raise ConfigError(f"spec.env takes {', '.join(missing)} from the cluster, which is not there{where}: set it in this shell instead")
 
 
 def shell_variables(spec: TrainingJobSpec) -> tuple[str, ...]:

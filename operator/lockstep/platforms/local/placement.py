@@ -12,7 +12,8 @@ from lockstep.api.job import PreflightMode
 from lockstep.plan.render.machine import machine_variables
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import machine_run
-from lockstep.platforms.jobs.machine import VISIBLE, require_variables, shell_variables, stated_gpus, visible_gpus
+from lockstep.platforms.jobs.machine import shell_variables
+from lockstep.platforms.local.joined.machine import VISIBLE, require_variables, stated_gpus, visible_gpus
 from lockstep_gang.contract.preflight import AllReduce
 from lockstep_gang.contract.run import Run
 

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
-from lockstep.platforms.jobs.machine import END_SECONDS, require_variables
+from lockstep.platforms.jobs.agents import END_SECONDS, Agents, News, signals, write_run
 from lockstep.platforms.local.joined.channel import connect
-from lockstep.platforms.local.joined.lobby import Joining
-from lockstep.platforms.local.joined.machine import machine_facts, place_text
+from lockstep.platforms.local.joined.machine import Joining, machine_facts, place_text, require_variables
 from lockstep.platforms.local.joined.token import LaunchToken, token_to_join
 from lockstep.platforms.onhost.look import highest_attempt
 from lockstep.platforms.output import tell

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.jobs.agents import Agents, News, signals, write_run
-from lockstep.platforms.jobs.machine import END_SECONDS, require_variables, run_dir
+from lockstep.platforms.jobs.agents import END_SECONDS, Agents, News, signals, write_run
+from lockstep.platforms.jobs.machine import run_dir
 from lockstep.platforms.local.joined.lobby import Lobby
-from lockstep.platforms.local.joined.machine import machine_facts, own_address, place_text
+from lockstep.platforms.local.joined.machine import machine_facts, own_address, place_text, require_variables
 from lockstep.platforms.local.joined.seats import PORTS, Launched, devices_there, resolved_there
 from lockstep.platforms.local.joined.token import LaunchToken, default_file, show, token_of_launch
 from lockstep.platforms.onhost.look import highest_attempt

@@ -7,38 +7,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import Annotated
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.local.joined.channel import accept
-from lockstep.platforms.local.joined.machine import NodeMachine, place_text
+from lockstep.platforms.local.joined.machine import Joining, NodeMachine, place_text
 from lockstep.platforms.local.joined.seats import Launched, devices_there, refusal, rooms, run_there
 from lockstep.platforms.local.joined.token import LaunchToken
 from lockstep.platforms.output import tell
 from lockstep_gang.contract.channel import Channel, listen
 from lockstep_gang.contract.lines import PROOF_SECONDS, Refusals
 from lockstep_gang.contract.run import Run
-from lockstep_spec.codec import ContractError, at_least, from_json, to_json
+from lockstep_spec.codec import ContractError, from_json, to_json
 from lockstep_spec.exits import FAILED
 from lockstep_spec.words import number_of
 
 STRANGERS_MAX = 64
 """Connections without a proof. At more of them the oldest is closed: a joiner's proof takes no time."""
-
-
-@dataclass(frozen=True)
-class Joining:
-    """Wish to take part: who, and as which node if the person said so."""
-
-    machine: NodeMachine
-    node: int | None = None
-    attempts: Annotated[int, at_least(0)] = 0
-    """Highest attempt of the job that its folder tells."""
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """The same for a machine that comes back."""
-        return self.machine.address, self.machine.workspace
 
 
 @dataclass

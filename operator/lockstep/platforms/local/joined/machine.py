@@ -1,4 +1,6 @@
-"""Facts of this machine that a launch needs of every node: its address on the way to the others, interface, GPUs, Python and folders."""
+"""Facts of this machine that a launch needs of every node: its address on the way to the others, interface, GPUs, variables, Python and
+folders. A machine that joins imports nothing of the job's model.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,20 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.jobs.machine import VISIBLE, visible_gpus
 from lockstep_machine.gpus import gpu_devices
 from lockstep_machine.network import addresses, interface_of
+from lockstep_spec.codec import at_least
 
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJobSpec
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 KEPT = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", VISIBLE)
 """Variables that the launch would set and that count as the person at this machine has set them."""
 
@@ -41,6 +48,38 @@ class NodeMachine:
     @property
     def title(self) -> str:
         return f"{self.hostname} ({self.address})"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Wish to take part: who, and as which node if the person said so."""
+
+    machine: NodeMachine
+    node: int | None = None
+    attempts: Annotated[int, at_least(0)] = 0
+    """Highest attempt of the job that its folder tells."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The same for a machine that comes back."""
+        return self.machine.address, self.machine.workspace
+
+
+def visible_gpus(named: str | None, present: Iterable[str]) -> tuple[str, ...]:
+    """Return the GPUs that a CUDA_VISIBLE_DEVICES of this value names; those that are present where there is none."""
+    return tuple(name for name in (present if named is None else map(str.strip, named.split(","))) if name not in {"", "-1"})
+
+
+def stated_gpus(spec: TrainingJobSpec) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES as the job's own variables have it; None where they don't."""
+    return next((variable.value for variable in spec.env if variable.name == VISIBLE and variable.value is not None), None)
+
+
+def require_variables(names: Iterable[str], environment: Container[str], where: str = "") -> None:
+    """Raise ConfigError for those that this shell lacks. `where`: words for the place, in which there is no cluster."""
+    missing = [name for name in names if name not in environment]
+    if missing:
+        raise ConfigError(f"spec.env takes {', '.join(missing)} from the cluster, which is not there{where}: set it in this shell instead")
 
 
 def machine_facts(address: str, workspace: Path, version: str, environment: Mapping[str, str] = os.environ) -> NodeMachine:

@@ -17,8 +17,8 @@ from lockstep.plan.render.machine import machine_variables, socket_variables
 from lockstep.plan.render.resolve import resolve
 from lockstep.plan.render.resolved import PlatformDefaults, Resolved
 from lockstep.plan.render.run import machine_run
-from lockstep.platforms.jobs.machine import VISIBLE, shell_variables, stated_gpus, visible_gpus
-from lockstep.platforms.local.joined.machine import KEPT, NodeMachine
+from lockstep.platforms.jobs.machine import shell_variables
+from lockstep.platforms.local.joined.machine import KEPT, VISIBLE, NodeMachine, stated_gpus, visible_gpus
 from lockstep_gang.contract.run import Run
 from lockstep_spec.words import number_of
 

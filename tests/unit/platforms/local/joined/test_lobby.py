@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from lockstep.platforms.local.joined.channel import connect
-from lockstep.platforms.local.joined.lobby import Joining, Lobby
-from lockstep.platforms.local.joined.machine import NodeMachine
+from lockstep.platforms.local.joined.lobby import Lobby
+from lockstep.platforms.local.joined.machine import Joining, NodeMachine
 from lockstep.platforms.local.joined.token import new_token
 from lockstep_gang.contract.channel import Channel
 from lockstep_spec.codec import to_json

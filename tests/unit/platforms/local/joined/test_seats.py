@@ -12,9 +12,8 @@ import pytest
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.platforms.jobs.machine import require_variables
 from lockstep.platforms.local.joined.launch import Launch
-from lockstep.platforms.local.joined.machine import NodeMachine, own_address, own_addresses, parse_place, place_text
+from lockstep.platforms.local.joined.machine import NodeMachine, own_address, own_addresses, parse_place, place_text, require_variables
 from lockstep.platforms.local.joined.seats import Launched, refusal, rooms, run_there
 from lockstep.platforms.local.joined.starters import node_number
 from lockstep.platforms.onhost.look import highest_attempt
