@@ -119,13 +119,6 @@ def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], k
     assert "not installed" in missing.stdout
 
 
-def test_a_job_that_is_not_there_is_an_error_that_says_how_to_look(lockstep: list[str]) -> None:
-    assert run([*lockstep, "deploy", "local", "--no-dev"]).returncode == 0
-    done = run([*lockstep, "logs", "nothing"])
-    assert done.returncode == 2
-    assert done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: it has none; -n names another namespace\n"
-
-
 def test_the_wrong_cluster_is_refused_before_anything_is_sent(lockstep: list[str]) -> None:
     done = run([*lockstep, "deploy", "barcelona", "--mode", "rdma"])
     assert done.returncode == 2

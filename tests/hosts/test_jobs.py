@@ -10,9 +10,8 @@ import pytest
 from support.clusters import bed_hosts
 from support.clusters.bed_hosts import BedHosts, eventually
 from support.clusters.bed_jobs import BedJobs, Crowd
-from support.clusters.cluster_jobs import SCRIPTS
+from support.places.verb_words import HOSTS, PROGRAMS, Where, live, live_at_the_limits
 from support.release.version_before import program_before
-from support.verb_words import HOSTS, JOBS, Where, live
 
 
 def listening(bed: BedHosts, number: int) -> set[tuple[str, int]]:
@@ -187,15 +186,16 @@ def test_jobs_of_two_users_run_on_the_same_hosts_at_once_and_share_nothing(bed: 
 
 @pytest.mark.long
 def test_jobs_on_hosts_live_as_jobs_do_elsewhere(laptop: BedJobs, tmp_path: Path) -> None:
-    for path in JOBS.values():
+    for path, text in PROGRAMS.items():
         for number in range(laptop.bed.count):
-            laptop.put(number, path, SCRIPTS[path].encode())
+            laptop.put(number, path, text.encode())
     where = Where(
         HOSTS, ("--cluster", str(laptop.cluster)), f"on the hosts of beds{laptop.bed.layout.index}", have="they have",
             folder="/home/ada/lockstep/workspace", node="host bed0",
     )  # fmt: skip
     try:
         live(where, tmp_path)
+        live_at_the_limits(where, tmp_path)
     finally:
         laptop.clear()
 

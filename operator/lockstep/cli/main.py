@@ -6,6 +6,7 @@ terminal that was closed, 143 by SIGTERM).
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -42,6 +44,8 @@ GARBAGE_OBJECTS = 50_000
 """New objects after which Python looks for unreachable ones. It looks after 700 by default, which is a seventh of a verb's start: imports
 leave none.
 """
+FILE_FAULTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
+"""Errors of a file system, and of the rights there, at which no code is wrong."""
 BY_SIGNAL = 128
 """An exit code above is the signal that ended the process, as shells say it."""
 
@@ -220,7 +224,7 @@ def explanation(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and text that can be printed. None: nothing that a person could have caused; a traceback says more."""
     if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
         return USAGE if isinstance(error, ConfigError) else FAILED, "\n".join(printable_line(str(line)) for line in error.args)
-    sentence = _of_cluster(error)
+    sentence = _of_cluster(error) or _of_file(error)
     return None if sentence is None else (FAILED, printable_line(sentence))
 
 
@@ -232,6 +236,14 @@ def _of_cluster(error: BaseException) -> str | None:
     if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
         return None
     return f"the cluster can't be reached or refused: {_message(error)}"
+
+
+def _of_file(error: BaseException) -> str | None:
+    if not isinstance(error, OSError) or error.errno not in FILE_FAULTS or not isinstance(error.filename, str):
+        return None
+    from lockstep_spec.files import why_unwritten
+
+    return f"can't use {error.filename}: {why_unwritten(error, Path(error.filename))}"
 
 
 def _message(error: Any) -> str:

@@ -30,7 +30,6 @@ SCRIPTS = {
         "    reports.send(json.dumps({'rank': int(os.environ['RANK']), 'event': 'step', 'step': step}).encode())\n    time.sleep(0.2)\n"
     ),
     "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
-    "start": "#!/bin/sh\nif true; then echo; fi\n",
     "wait.py": (
         "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
         "print('rank', os.environ['RANK'], 'of attempt', os.environ['LOCKSTEP_ATTEMPT'], flush=True)\nwhile True:\n    signal.pause()\n"

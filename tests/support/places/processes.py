@@ -47,6 +47,7 @@ from lockstep.platforms.jobs.looks import Looks
 from lockstep.platforms.jobs.machine import check_inputs
 from lockstep.platforms.jobs.shortresults import Hear, Read, Short, ShortEnd, ShortRuns
 from lockstep.platforms.jobs.top import looks_of_job
+from lockstep.platforms.onhost.look import last_lines
 from lockstep.platforms.output import say
 from lockstep.platforms.places.backend import Backend, Job
 from lockstep.platforms.places.common import CommonJob, show_to_its_end
@@ -139,16 +140,22 @@ class Processes(Backend):
         if (folder / "job.json").is_file():
             earlier = ProcessJob(self, name)
             if earlier.seen.runs:
+                keep(folder, len(earlier.seen.hosts))  # (its start may have broken off between two of them)
                 raise ConfigError(f"job {name} runs already: lockstep logs {earlier.at} -f follows it, lockstep stop {earlier.at} stops it")
             if not order.typed.is_fresh:
                 refuse_ended(order.job, earlier.job, earlier.at, f"lockstep retry {earlier.at}", order.typed)
             shutil.rmtree(folder)
         resolved = self.resolved(order.job, order.cluster.profile)
         check_inputs(resolved)
-        self._write(resolved, order, folder)
-        keep(folder, resolved.nodes)
+        follow = f"lockstep logs {name} {self.words.again} -f"
+        try:
+            self._write(resolved, order, folder)
+            keep(folder, resolved.nodes)
+        except KeyboardInterrupt:
+            say(f"interrupted while job {name} was being started: {follow} shows it if it runs, and the same command goes on")
+            raise
         job = ProcessJob(self, name)
-        say(f"job {name} is started; it runs on without this terminal: lockstep logs {job.at} -f")
+        say(f"job {name} is started; it runs on without this terminal: {follow}")
         return job.until_running() if order.detach else asyncio.run(show_to_its_end(job, LogSelection()))
 
     def _write(self, resolved: Resolved, order: Order, folder: Path) -> None:
@@ -205,8 +212,6 @@ class ProcessJob(CommonJob):
         age = time.time() - (gang / "report.json").stat().st_mtime if report else 0.0
         jobs = {}
         for node, host in enumerate(record.hosts):
-            log = self.folder / f"node-{node}.log"
-            lines = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
             jobs[host] = JobOnHost(
                 record=replace(record, node=node),
                 unit="active" if keeper_of(self.folder, node) is not None else "inactive",
@@ -215,7 +220,7 @@ class ProcessJob(CommonJob):
                 ended=end,
                 report=report.get("report") if node == 0 else None,
                 report_seconds=age,
-                log=tuple(lines),
+                log=tuple(last_lines(self.folder / f"node-{node}.log")),
             )
         self.seen = Seen(record, jobs, {})
         self.observed = host_job(self.seen, self.backend.words.again, time.time())

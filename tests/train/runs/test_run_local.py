@@ -237,17 +237,6 @@ def test_a_measurement_that_fails_ends_with_1(folder: Folder) -> None:
     assert "ValueError: there is no such model" in ended.stdout
 
 
-def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) -> None:
-    folder.job(PATIENT)
-    with folder.running() as process:
-        pid = int(line_with(process, "pid ").split()[-1])
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert (process.returncode, gone(pid, 0)) == (130, True)
-    assert "the ranks save first" in output
-    assert folder.attempts()[-1]["outcome"] == "Stopped"
-
-
 def test_top_shows_the_cpu_memory_and_gpu_of_every_rank_while_they_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = folder.root / "nvidia-smi"
     rows = "".join(f"{index}, GPU-{index}, NVIDIA L4, {100 + index}, 23034, 9{index}, 6{index}, 70.4, 72.0\\n" for index in range(2))

@@ -24,7 +24,7 @@ from lockstep.cli.shared.places import PLACES
 from lockstep.kube.kinds import KINDS
 from reference.verbs import commands
 from support.api_stub import ALWAYS, ApiStub, kubeconfig, served
-from support.verb_words import UNDISTURBED
+from support.places.verb_words import UNDISTURBED
 
 FAILED, USAGE, MAY_WAIT, INTERRUPTED = 1, 2, 3, 130
 ON_THIS_MACHINE = (

@@ -196,6 +196,9 @@ def test_errors_quote_in_one_line_and_only_mistakes_have_lines_of_their_own() ->
     for error in (Failed(HOSTILE), ApiError(500, "x", HOSTILE), ConfigError(HOSTILE)):
         known = explanation(error)
         assert known is not None and ACTS.search(known[1]) is None and "\n" not in known[1]
+    refused = PermissionError(13, "Permission denied", f"/a{HOSTILE}")
+    assert explanation(refused) == (1, f"can't use /a{printable_line(HOSTILE)}: Permission denied")
+    assert explanation(FileNotFoundError(2, "No such file or directory", "/a")) is None, "code of ours may have a wrong name"
     assert explanation(ConfigError("a.yaml:1: one", f"a.yaml:2: {HOSTILE}")) == (2, f"a.yaml:1: one\na.yaml:2: {printable_line(HOSTILE)}")
 
 

@@ -71,18 +71,6 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     assert jobs.get("PersistentVolumeClaim", "ml-dev-workspace") is not None
 
 
-def test_a_suspended_job_has_no_pods_and_starts_again_when_it_is_not(jobs: Jobs) -> None:
-    jobs.start("rests", nodes=1, suspend=True)
-    jobs.until_condition("rests", "Suspended", "True", "Suspended")
-    assert jobs.get("StatefulSet", "rests", "apps/v1") is None
-    jobs.change("rests", suspend=False)
-    jobs.until_running("rests")
-    jobs.change("rests", suspend=True)
-    jobs.until_condition("rests", "Suspended", "True", "Suspended")
-    assert jobs.pods("rests") == []
-    jobs.end("rests")
-
-
 def test_a_changed_profile_and_job_wait_for_the_next_start_from_zero(jobs: Jobs, profile: dict[str, Any]) -> None:
     jobs.start("frozen", nodes=1, cluster=profile["metadata"]["name"])
     jobs.until_running("frozen")

@@ -1,20 +1,8 @@
-"""Preflight on a real cluster: a job with an input that isn't there, and the command that looks at a job's nodes without starting it."""
+"""Preflight on a real cluster: jobs with an input, or a package, that isn't there."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from lockstep.api.files.yamltext import dump_yaml
 from support.clusters.cluster_jobs import API, Jobs, until
-
-LOCKSTEP = str(Path(sys.executable).parent / "lockstep")
-FILES = {"podTemplate": {"volumes": [{"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}]}}
 
 
 def test_data_that_is_missing_fails_the_job_before_any_rank_and_names_node_and_fix(jobs: Jobs) -> None:
@@ -39,20 +27,6 @@ def test_data_that_is_missing_fails_the_job_before_any_rank_and_names_node_and_f
 def reasons(jobs: Jobs, name: str) -> set[str]:
     events = jobs.kind("Event").get(namespace=jobs.namespace).to_dict()["items"]
     return {event["reason"] for event in events if event["involvedObject"]["name"] == name}
-
-
-@pytest.mark.parametrize(("script", "code"), [("ok.py", 0), ("absent.py", 1), ("start", 1)])
-def test_the_command_looks_at_a_job_s_nodes_and_leaves_no_pod(jobs: Jobs, tmp_path: Path, script: str, code: int) -> None:
-    spec: dict[str, Any] = {"cluster": "local", "nodes": 2, "script": {"path": f"/scripts/{script}"}, **FILES}
-    (tmp_path / "job.yaml").write_text(dump_yaml({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "looks"}, "spec": spec}))
-    command = [LOCKSTEP, "preflight", "-f", str(tmp_path / "job.yaml"), "-n", jobs.namespace, "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == code, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["ok"], result["nodes"]) == (code == 0, 2)
-    assert {"names", "peers", "shared"} <= set(result["checks"])
-    assert {finding["check"] for finding in result["findings"]} == (set() if code == 0 else {"paths"})
-    until("the pods go", lambda: all("deletionTimestamp" in pod["metadata"] for pod in jobs.pods("looks-preflight")))
 
 
 def test_an_image_without_the_trainer_fails_the_job_while_other_nodes_are_waited_for(jobs: Jobs) -> None:

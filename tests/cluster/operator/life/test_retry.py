@@ -46,21 +46,6 @@ def test_a_failed_job_is_retried_to_its_end_and_remembers_its_failure(scripted: 
     scripted.end("again")
 
 
-def test_a_run_without_an_operator_is_retried_as_the_same_job(scripted: Jobs, tmp_path: Path) -> None:
-    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
-    work = {"nodes": 1, "script": {"path": "/scripts/fails-first.py"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
-    job = tmp_path / "job.yaml"
-    job.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "alone"}, "spec": work}))
-    where = ["-f", str(job), "--in-namespace", "-n", scripted.namespace, "--cluster", "local"]
-    nothing = lockstep("retry", *where)
-    assert (nothing.returncode, "there is no run alone without an operator" in nothing.stderr) == (2, True)
-    first = lockstep("run", *where)
-    assert first.returncode == 1, first.stdout + first.stderr
-    second = lockstep("retry", *where)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "attempt 2 starts" in second.stdout
-
-
 def typed(*words: str) -> Result:
     """As `lockstep` does, in this process."""
     return CliRunner().invoke(app, [*words])

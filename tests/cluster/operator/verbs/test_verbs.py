@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,21 +16,6 @@ from support.in_process import lockstep as typed
 def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True, stdin: str = "") -> Told:
     """Type the verb in the jobs' namespace."""
     return typed(*arguments, *(["-n", jobs.namespace] if namespaced else []), stdin=stdin)
-
-
-@pytest.fixture(scope="module")
-def running(jobs: Jobs) -> Iterator[str]:
-    jobs.start("verbs")
-    jobs.until_running("verbs")
-    yield "verbs"
-    jobs.end("verbs")
-
-
-def test_a_new_number_of_nodes_reaches_the_spec(jobs: Jobs, running: str) -> None:
-    assert "has 2 nodes already" in lockstep(jobs, "scale", running, "2").stdout
-    told = lockstep(jobs, "scale", running, "1")
-    assert "2 → 1 node;" in told.stdout, told.stderr
-    assert jobs.job(running)["spec"]["nodes"] == 1
 
 
 def job_file(folder: Path, name: str, script: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.clusters.cluster_jobs import Jobs, prepare, until
-from support.verb_words import ALONE, PODS, Where, live
+from support.places.verb_words import ALONE, PODS, Where, live
 
 SPEC = """\
   cluster: local
@@ -22,6 +22,7 @@ def test_jobs_in_pods_live_as_jobs_do_elsewhere(jobs: Jobs, tmp_path: Path, monk
         scripts="/scripts/", spec=SPEC,
     )  # fmt: skip
     live(where, tmp_path, lambda: until("the pods of what has ended are gone", lambda: not jobs.pods("done") and not jobs.pods("broke")))
+    until("the pods of each preflight go", lambda: not jobs.pods("checked-preflight") and not jobs.pods("lacks-preflight"))
 
 
 def test_runs_without_an_operator_answer_as_jobs_do(other: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

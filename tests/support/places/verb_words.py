@@ -6,6 +6,7 @@ Three jobs of two ranks on two nodes: `runs` waits, `done` is complete, `broke` 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.names import JOB_NAME_MAX
 from support.checkout import ROOT
+from support.clusters.cluster_jobs import SCRIPTS
 from support.in_process import Told, lockstep
 
 CHECKED = """\
@@ -29,11 +32,17 @@ spec:
   nodes: 2
   ranksPerNode: 1
   gpusPerNode: 0
-  script: {{path: {path}}}
+  script: {script}
   restart: {{maxRestarts: {restarts}, backoffSeconds: 0}}
 """
 STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 JOBS = {"runs": "wait.py", "done": "ok.py", "broke": "fail.py"}
+LONGEST = "l1-" * (JOB_NAME_MAX // 3) + "x"
+ODD, ARGUMENTS = 'an odd folder/it\'s "1" $(id).py', ("-x", "--", "", "two words", "a\nb", "Grüße →", "'\"$(id)\\")
+"""Path and arguments that a shell, or a program that splits them, would take for something else."""
+PRINTS_AND_WAITS = f"import json, sys\nprint('got', json.dumps(sys.argv[1:]), flush=True)\n{SCRIPTS['wait.py']}"
+PROGRAMS = {**{path: SCRIPTS[path] for path in JOBS.values()}, ODD: PRINTS_AND_WAITS}
+"""Scripts of the jobs, by their paths in a workspace."""
 PODS, ALONE, HOSTS, HERE, PROCESSES = "pods", "pods without an operator", "hosts", "here", "processes"
 REMOTE = (PODS, ALONE, HOSTS)
 TOLD = (PODS, HOSTS, PROCESSES, HERE)
@@ -62,7 +71,8 @@ SCALED = (
 NO_NODE = "lockstep: job runs has no node 9: its 2 nodes are 0 to 1\n"
 
 
-WRITTEN_SECONDS = 20.0
+WRITTEN, WRITTEN_SECONDS = ("logs ", "wait runs --for Running", f"wait {LONGEST} --for Running"), 20.0
+"""Beginnings of rows about what a job is about to write, and the time that it has for that."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,8 @@ class Where:
     elsewhere: str = ""
     folder: str = "/workspace"
     node: str = "pod [a-z0-9-]+"
+    root: Path = Path()
+    """Workspace of this machine; none elsewhere."""
     scripts: str = ""
     """Beginning of the paths of its scripts."""
     spec: str = ""
@@ -121,11 +133,11 @@ class Where:
         return [*typed.format(tmp=folder).split(), *(self.starts if typed.startswith("run ") else ()), *self.again]
 
     @contextmanager
-    def begin(self, typed: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-        """Type the verb in a process of its own, whose standard output can be read. It is killed in the end."""
+    def begin(self, typed: str, folder: Path, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+        """Type the verb in a process of its own, whose standard output can be read. It is killed in the end. `streams`: other ones."""
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}/operator:{ROOT}/workspace:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *self.program, *self.words(typed, folder)]
-        with subprocess.Popen(command, env=environment, **STREAMS) as process:
+        with subprocess.Popen(command, env=environment, **STREAMS | streams) as process:
             try:
                 yield process
             finally:
@@ -136,9 +148,14 @@ class Where:
         (folder / "empty").mkdir(exist_ok=True)
         (folder / "code").mkdir(exist_ok=True)
         (folder / "code" / "sent.py").write_text("print(1)\n")
-        for name, path in {**JOBS, "checked": JOBS["runs"], "lacks": "nothing.py"}.items():
-            text = CHECKED.format(name=name, path=f"{self.scripts}{path}", restarts=4 * (name == "runs"))
-            (folder / f"{name}.yaml").write_text(text + self.spec)
+        for name, path in {**JOBS, "checked": JOBS["runs"], "lacks": "nothing.py", f"{LONGEST}x": JOBS["runs"]}.items():
+            self.write(folder, name, path, restarts=4 * (name == "runs"))
+        self.write(folder, LONGEST, ODD, *ARGUMENTS)
+
+    def write(self, folder: Path, name: str, path: str, *arguments: str, restarts: int = 0) -> None:
+        """Write the file of a job: two nodes, a rank each."""
+        script = json.dumps({"path": f"{self.scripts}{path}", "args": arguments})
+        (folder / f"{name}.yaml").write_text(CHECKED.format(name=name, script=script, restarts=restarts) + self.spec)
 
 
 def _no_job(typed: str, places: tuple[str, ...] = (*KEPT, HERE)) -> Row:
@@ -152,6 +169,7 @@ STARTED = [
 """Rows that start jobs and follow them to their end."""
 UNDISTURBED = [
     Row("wait runs --for Running --timeout 60", 0, shows="runs: Running: all ranks run\n$"),  # its log may say so before its status
+    Row(f"run -f {{tmp}}/{LONGEST}x.yaml", 2, f"x.yaml:3: metadata.name: must be at most {JOB_NAME_MAX} characters\n"),
     *map(_no_job, (
         "get nosuch", "describe nosuch", "why nosuch", "wait nosuch", "logs nosuch", "stacks nosuch", "stop nosuch", "resume nosuch",
             "retry nosuch", "delete nosuch --yes",
@@ -232,6 +250,7 @@ UNDISTURBED = [
     Row("sync runs {tmp}/empty", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: 1 sent \(\d+ bytes\), 0 removed\n)+$", places=REMOTE),
     Row("sync runs {tmp}/code", 0, shows=r"(\S.*: nothing to do\n)+$", places=REMOTE),
+    Row("scale runs 2", 0, shows="runs has 2 nodes already\n$", places=(PODS,)),
     Row("scale done 1", 2, "lockstep: job done has ended: give a new job the number of nodes it should have\n", places=(PODS,)),
     _no_job("sync nosuch {tmp}/code", (PODS,)), _no_job("scale nosuch 2", (PODS,)),
     Row("cp {tmp}/code nosuch:/workspace/code", 2, f"{NO_JOB[:-1]}; before its first start: lockstep cp -f FILE SRC nosuch:\n",
@@ -309,12 +328,42 @@ STOPPED = [
 ]  # fmt: skip
 """Rows that stop a job and let it go on, in this order. A run without an operator is started again instead."""
 DELETED = [
+    Row("retry -f {tmp}/lacks.yaml --in-namespace --cluster local", 2,
+        "lockstep: there is no run lacks without an operator {where}: start it with lockstep run -f FILE --in-namespace\n",
+        places=(ALONE,)),
+    Row("retry -f {tmp}/broke.yaml --in-namespace --cluster local", 1,
+        shows=rf"(?s).*\[lockstep\] attempt 2 starts.*\[lockstep\] Failed: {FAILED}\n{{scaled}}$", places=(ALONE,)),
+    Row("scale runs 1", 0, shows=r"runs: 2 → 1 node; see it with: lockstep get runs {again}\n$", places=(PODS,)),
+    Row("get runs -o json", 0, shows=r'(?s).*"nodes": 1,', places=(PODS,)),
     Row("delete done --files --yes", 0, shows="/workspace/runs/done is removed\ndone is deleted with its files\n$", places=TOLD),
     Row("delete done --yes", 0, shows="done is deleted; its claims stay\n$", places=(ALONE,)),
     Row("delete broke runs broke --yes", 0, shows="broke is deleted; .* stays?\nruns is deleted; .* stays?\n$"),
     Row("get", 0, shows="there is no {noun} {where}\n$"),
 ]  # fmt: skip
-"""Rows that remove them, in this order."""
+"""Rows that change what may be gone afterwards, and remove all, in this order."""
+AT_THE_LIMITS = [
+    Row(f"wait {LONGEST} --for Running --timeout 60", 0, shows=f"{LONGEST}: Running: all ranks run\n$"),
+    Row(f"get {LONGEST}", 0, shows=HEADS + rf"{LONGEST} +2/2 +2/2 +- +- +0 +Running +\d"),
+    Row(f"logs {LONGEST} --rank 1 --tail 2", 0,
+        shows=rf"\[rank 1\] got {re.escape(json.dumps(ARGUMENTS))}\n\[rank 1\] rank 1 of attempt 1\n$"),
+    Row(f"why {LONGEST}", 0, shows=rf"{LONGEST}: Running: all ranks run, attempt 1\nnext         lockstep logs {LONGEST} {{again}} -f "),
+    Row(f"run -f {{tmp}}/{LONGEST}.yaml", 2, f" follows it, lockstep stop {LONGEST} {{again}} stops it\n", places=(HOSTS, PROCESSES)),
+    Row(f"run -f {{tmp}}/{LONGEST}.yaml", 2, f"/runs/{LONGEST}: wait for it, or stop it with Ctrl-C\n", places=(HERE,)),
+    Row(f"stop {LONGEST}", 0),
+    Row(f"get {LONGEST}", 0, shows=HEADS + rf"{LONGEST} +0/2 +0/2 +- +- +0 +Suspended +\d"),
+    Row(f"delete {LONGEST} --yes", 0, shows=rf"{LONGEST} is deleted; .* stays?\n$"),
+    Row("get", 0, shows="there is no {noun} {where}\n$"),
+]  # fmt: skip
+"""Rows of a job with the longest name, an odd path and odd arguments, in this order."""
+
+
+def workspace(root: Path) -> Path:
+    """Make a workspace of this machine, with the scripts of the jobs."""
+    (root / "datasets").mkdir(parents=True)
+    for path, text in PROGRAMS.items():
+        (root / "workspace" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "workspace" / path).write_text(text)
+    return root
 
 
 def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: None) -> None:
@@ -324,20 +373,34 @@ def live(where: Where, folder: Path, settled: Callable[[], object] = lambda: Non
     """
     where.bring(folder)
     wrong = [*differences(where, STARTED, folder, where.alone)]
-    with where.begin("run -f {tmp}/runs.yaml", folder) as process:
-        assert process.stdout is not None and any("all 2 ranks run" in line for line in process.stdout), wrong
+    rows = [*UNDISTURBED, *HURT, *(STOPPED if where.kind != ALONE else ()), *DELETED]
+    wrong += _while_runs(where, folder, "runs", "all 2 ranks run", rows, settled)
+    assert not wrong, "\n".join(wrong)
+
+
+def live_at_the_limits(where: Where, folder: Path) -> None:
+    """Start a job whose names are as odd and as long as they may be, and type every row about it. Raises AssertionError as `live`."""
+    where.bring(folder)
+    wrong = _while_runs(where, folder, LONGEST, "rank 0 of attempt 1", AT_THE_LIMITS)
+    assert not wrong, "\n".join(wrong)
+
+
+def _while_runs(
+    where: Where, folder: Path, job: str, says: str, rows: list[Row], settled: Callable[[], object] = lambda: None
+) -> list[str]:
+    """Start a job, leave it with Ctrl-C once its log says this where it outlives that, and return what rows were answered otherwise."""
+    with where.begin(f"run -f {{tmp}}/{job}.yaml", folder) as process:
+        assert process.stdout is not None and any(says in line for line in process.stdout), process.communicate()
         if where.kind != HERE:  # (whose ranks are the command's own)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         settled()
-        rows = [*UNDISTURBED, *HURT, *(STOPPED if where.kind != ALONE else ()), *DELETED]
-        wrong += differences(where, rows, folder, where.lockstep)
-    assert not wrong, "\n".join(wrong)
+        return [*differences(where, rows, folder, where.lockstep)]
 
 
 def differences(where: Where, rows: list[Row], folder: Path, typed: Callable[[str, Path], Told]) -> Iterator[str]:
-    """Type every row of this place, and yield what it answered otherwise. Lines of a log are there within seconds, so they are asked for
-    until they are.
+    """Type every row of this place, and yield what it answered otherwise. Lines of a log, and all that a job that runs says of itself, are
+    there within seconds, so they are asked for until they are.
     """
     for row in rows:
         if where.kind not in row.places:
@@ -345,7 +408,7 @@ def differences(where: Where, rows: list[Row], folder: Path, typed: Callable[[st
         shows = row.shows.replace("{again}", re.escape(" ".join(where.again))).replace("{where}", re.escape(where.where))
         shows = shows.replace("{noun}", where.noun).replace("{scaled}", SCALED if where.kind == ALONE else "")
         says = where.pattern(row.says, folder) + r"\Z"
-        end = time.monotonic() + WRITTEN_SECONDS * row.typed.startswith("logs ")
+        end = time.monotonic() + WRITTEN_SECONDS * row.typed.startswith(WRITTEN)
         while not (
             (told := typed(row.typed, folder)).returncode == row.code and re.match(shows, told.stdout) and re.search(says, told.stderr)
         ):
