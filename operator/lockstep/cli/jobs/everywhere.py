@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from lockstep.cli.shared.jobargs import TargetOptions
 from lockstep.cli.shared.places import Verb
 from lockstep.cli.shared.target import EMBEDDED, cluster_at, current_server, embedded_kubeconfig, own_target
 from lockstep.cli.shared.terminal import with_advice
+from lockstep.kube.threads import begin
 from lockstep.platforms.clusters.target import Target
 from lockstep.platforms.places.backend import Backend
 from lockstep.platforms.places.backends import DEFAULT_WORKSPACE
@@ -45,9 +45,7 @@ class SeenPlace(NamedTuple):
 def look_everywhere(verb: Verb) -> list[SeenPlace]:
     """Return what is seen of each place, and each job once."""
     begun, seen, keys = time.monotonic(), list[SeenPlace](), set[tuple[str, str, str]]()
-    asked = [(place, Future[SeenPlace]()) for place in _places()]
-    for place, answer in asked:
-        Thread(target=_ask, args=(verb, place, answer), daemon=True).start()  # (the verb must end though a place hangs)
+    asked = [(place, begin(partial(_ask, verb, place))) for place in _places()]  # (the verb must end though a place hangs)
     for place, answer in asked:
         try:
             one = answer.result(max(0.0, begun + LIMIT_SECONDS - time.monotonic()))
@@ -87,7 +85,8 @@ class _Own(TargetOptions):
         return own_target(self.verb, self.file, self.named)
 
 
-def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
+def _ask(verb: Verb, place: str) -> SeenPlace:
+    """Look at a place. Raises LockstepError, OSError, and Failed for whatever else went wrong."""
     try:
         if is_workspace(place):
             where, place = TargetOptions(place, verb=verb), "this machine"
@@ -98,11 +97,11 @@ def _ask(verb: Verb, place: str, answer: Future[SeenPlace]) -> None:
         current, stale = backend.current(jobs)
         keys = [(job.uid, job.name, job.backend.words.where) for job in jobs]  # (a run on this machine has no uid of its own)
         marked = {key: _marked(job, place) for key, job in zip(keys, current, strict=True)}
-        answer.set_result(SeenPlace(place, "" if stale is None else stale.text, marked, backend))
-    except (LockstepError, OSError) as error:
-        answer.set_exception(error)
+        return SeenPlace(place, "" if stale is None else stale.text, marked, backend)
+    except (LockstepError, OSError):
+        raise
     except Exception as error:
-        answer.set_exception(Failed(f"its answer isn't understood: {error!r}"))
+        raise Failed(f"its answer isn't understood: {error!r}") from error
 
 
 def _marked(job: Object, place: str) -> Object:

@@ -66,13 +66,14 @@ def digest(path: str, is_link: bool) -> str:
 def compare(
     digests: Digests, files: dict[str, tuple[str, bool]], record: dict[str, str], others_of: Callable[[str], list[str]], force: bool
 ) -> dict[str, list[str]]:
-    """Files to send, files to remove, those that were changed here since the last sync, those that another folder sent and that this one
-    doesn't have, and those that another folder sent and that are different here (`theirs`).
+    """Return files to send, and which of these have their content already (`same`), files to remove, those that were changed here since the
+    last sync, those that another folder sent and that this one doesn't have, and those that another folder sent and that are different here
+    (`theirs`).
 
     The last three stay unless forced. `files`: SHA-256 of each, and whether it can be executed. `others_of`: the other folders that sent a
     file.
     """
-    changes: dict[str, list[str]] = {"wanted": [], "removed": [], "changed": [], "others": [], "theirs": []}
+    changes: dict[str, list[str]] = {"wanted": [], "same": [], "removed": [], "changed": [], "others": [], "theirs": []}
     for name, offered in files.items():
         here = digests.of(name)
         if here == offered:
@@ -80,6 +81,8 @@ def compare(
         touched = not force and here[0] not in (None, offered[0])
         known = "theirs" if touched and others_of(name) else "changed" if touched and here[0] != record.get(name) else "wanted"
         changes[known].append(name)
+        if here[0] == offered[0]:  # (only whether it can be executed differs, so that nothing of it was touched)
+            changes["same"].append(name)
     for name in (each for each in record if each not in files):
         content = digests.of(name)[0]
         if content is not None:
@@ -122,13 +125,12 @@ def synced(wire: Wire, target: Destination, entries: list[Entry], request: Entry
         return senders.others(f"{root}/{name}", sender, f"{sender}/{name}")
 
     changes = compare(digests, files, record, others_of, force)
-    theirs = {name: others_of(name) for name in changes.pop("theirs")}
+    theirs, same = {name: others_of(name) for name in changes.pop("theirs")}, {*changes.pop("same")}
     if request["alone"] and base.is_dir() and any(base.iterdir()):
         here = senders.sent_to(root)
         if not any(f"{each}/".startswith(f"{sender}/") for each in here):
             theirs = {"": sorted(here)}
     left, wanted = {*changes["changed"], *changes["others"]}, {*changes["wanted"]}
-    same = {name for name in wanted if digests.of(name)[0] == files[name][0]}
     contents = {name: content for name, (content, _) in files.items() if name not in left}
     contents.update((name, record[name]) for name in left if name in record)
     for name in files.keys() - left:
